@@ -1,0 +1,1 @@
+"""One file a command; heavy imports happen inside the commands."""

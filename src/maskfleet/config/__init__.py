@@ -1,0 +1,1 @@
+"""What a run is: typed, frozen, resolved once. No torch, no cloud."""

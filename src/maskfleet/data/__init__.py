@@ -1,0 +1,1 @@
+"""From COCO-format files to padded batches."""

@@ -1,0 +1,43 @@
+"""What can go wrong that a user can mend.
+
+MaskfleetError            every error meant for people; the command line prints it without a traceback
+├── ConfigError           run.yaml, --set, a recipe or a field is wrong
+├── DataError             images or annotations are missing, broken or inconsistent
+├── WeightsError          a weights file cannot be read or does not fit the model
+├── TrainingError         a run cannot start, go on or be resumed
+└── LaunchError           a job cannot be sent, found or followed
+"""
+
+
+class MaskfleetError(Exception):
+    """Something a user can mend: what happened, and what to do about it."""
+
+    exit_code = 2
+
+    def __init__(self, what: str, *, remedy: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  → {self.remedy}"
+
+
+class ConfigError(MaskfleetError):
+    """The configuration is wrong: an unknown key, a bad value, a contradiction, an unreadable file."""
+
+
+class DataError(MaskfleetError):
+    """Images or annotations are missing, broken or inconsistent."""
+
+
+class WeightsError(MaskfleetError):
+    """A weights file cannot be read, or does not fit the model."""
+
+
+class TrainingError(MaskfleetError):
+    """A run cannot start, go on or be resumed."""
+
+
+class LaunchError(MaskfleetError):
+    """A job cannot be sent, found or followed."""

@@ -1,0 +1,1 @@
+"""From weights to predictions, AP and a report."""

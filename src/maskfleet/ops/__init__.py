@@ -1,0 +1,1 @@
+"""Pure tensor functions with static shapes: no nn.Module, no config."""

@@ -1,0 +1,1 @@
+"""One run: build, loop, checkpoints, metrics."""
