@@ -1,0 +1,33 @@
+"""Config: the one base of everything people write."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+C = TypeVar("C", bound="Config")
+
+
+class Config(BaseModel):
+    """A frozen, typed section of the configuration; unknown keys are errors, the docstring under a field is its help."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+        allow_inf_nan=False,
+    )
+
+
+def replaced(config: C, changes: dict[str, Any]) -> C:
+    """`config` with dotted `changes` applied and everything validated again, as `model_copy` would not."""
+    data = config.model_dump(mode="python")
+    for path, value in changes.items():
+        *parents, leaf = path.split(".")
+        node = data
+        for name in parents:
+            node = node[name]
+        node[leaf] = value
+    return type(config).model_validate(data)
