@@ -278,7 +278,9 @@ class ModelConfig(Config):
             if self.cascade:
                 raise ValueError("cascade needs a feature pyramid; set architecture=fpn, or cascade=false")
             if self.roi_align == "aws":
-                raise ValueError("roi_align=aws belongs to the AWS Samples model, which has only fpn; set roi_align=tensorpack")
+                raise ValueError(
+                    "roi_align=aws belongs to the AWS Samples model, which has only fpn; set roi_align=tensorpack"
+                )
         elif len(self.fpn.anchor_strides) != len(self.rpn.anchor_sizes):
             raise ValueError(
                 f"fpn.anchor_strides has {len(self.fpn.anchor_strides)} levels but rpn.anchor_sizes has "

@@ -12,6 +12,11 @@ from maskfleet.config.model import ModelConfig, Share
 ImagesPerGpu = Annotated[int, Field(ge=1, le=256)]
 
 
+def _rising(values: tuple[float, ...]) -> bool:
+    """Whether there are values, each larger than the one before."""
+    return bool(values) and all(low < high for low, high in zip(values, values[1:], strict=False))
+
+
 class SplitConfig(Config):
     """A COCO-format set named by its two paths."""
 
@@ -220,8 +225,3 @@ class RunConfig(Config):
         if not self.model.mask and self.train.target_mask_ap is not None:
             raise ValueError("train.target_mask_ap waits for masks, but model.mask is false; remove one of them")
         return self
-
-
-def _rising(values: tuple[float, ...]) -> bool:
-    """Whether there are values, each larger than the one before."""
-    return bool(values) and all(low < high for low, high in zip(values, values[1:], strict=False))
