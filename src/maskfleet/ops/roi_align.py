@@ -1,0 +1,194 @@
+"""Features of boxes: which pyramid level a box is read from, and bilinear sampling of a grid of bins inside it.
+
+Shapes: B images, K boxes an image (padded), C channels, L levels, h x w one level's padded map, r bins a side,
+s samples a bin side, T = (2 s)**2 feature cells that make one bin, N = B K r r bins, R rows of all levels together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CANONICAL_SIDE_PX = 224.0  # a box of this side is read from level 4 (Lin et al., Feature Pyramid Networks, section 4.2)
+CANONICAL_LEVEL = 4
+
+
+def roi_levels(boxes: Tensor, *, min_level: int = 2, max_level: int = 5, aws: bool = False) -> Tensor:
+    """Pyramid level, min_level..max_level, that each of `boxes` [..., 4] is read from -> [...] int64.
+
+    TensorPack adds 1e-6 inside the logarithm, AWS's TF2 port does not; an empty box goes to the finest level.
+    """
+    width, height = (boxes[..., 2:] - boxes[..., :2]).clamp(min=0).unbind(-1)
+    side = (width * height).sqrt() / CANONICAL_SIDE_PX
+    level = (CANONICAL_LEVEL + torch.log2(side if aws else side + 1e-6)).floor()
+    # Clamped as a float: an empty box is at -inf, which has no integer.
+    return level.clamp(min_level, max_level).to(torch.int64)
+
+
+def multilevel_roi_align(
+    features: Sequence[Tensor],
+    boxes: Tensor,
+    extents: Sequence[Tensor],
+    *,
+    strides: Sequence[int],
+    levels: Tensor,
+    resolution: int,
+    samples: int = 2,
+    half_pixel: bool = True,
+) -> Tensor:
+    """Mean of `samples` x `samples` bilinear samples in each bin of each box -> [B, K, C, resolution, resolution].
+
+    `features[l]` [B, C, h, w] has stride `strides[l]`; `levels` [B, K] int64 says which of `features` each of `boxes`
+    [B, K, 4] reads. `extents[l]` [B, 2] is each image's own (height, width) inside the padded map: samples clamp to
+    that edge, and count 0 farther than one cell beyond it, so neighbours and padding do not matter.
+
+    `half_pixel=False, samples=1` is AWS's TF2 rule: one sample at the bin's centre, cells at whole numbers, every
+    sample clamped. Gradients reach the features only. Half precision is summed in float32. The result's memory is
+    channels last.
+    """
+    batch, channels = features[0].shape[:2]
+    num_boxes = boxes.shape[1]
+    dtype = features[0].dtype
+    table = torch.cat([feature.permute(0, 2, 3, 1).reshape(-1, channels) for feature in features])  # [R, C]
+    if dtype in (torch.float16, torch.bfloat16):
+        table = table.float()
+    sources = _sources(features, extents, strides, levels)
+    with torch.no_grad():
+        grid = _Grid(resolution=resolution, samples=samples, half_pixel=half_pixel)
+        index, weight = _bin_taps(sources, boxes.to(_geometry_dtype(dtype)), grid)
+    pooled: Tensor = weighted_rows(table, index, weight.to(table.dtype))  # [N, C]
+    pooled = pooled.view(batch, num_boxes, resolution, resolution, channels)
+    return pooled.permute(0, 1, 4, 2, 3).to(dtype)
+
+
+@torch.library.custom_op("maskfleet::weighted_rows", mutates_args=())
+def weighted_rows(table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+    """Weighted sum of the rows `index` [N, T] int32 of `table` [R, C], with `weight` [N, T] -> [N, C].
+
+    The same bits whatever the number of threads: each output row is one sequential sum, and so is each row of the
+    gradient. Only `table` gets a gradient.
+    """
+    return F.embedding_bag(index, table, mode="sum", per_sample_weights=weight)
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """Where samples lie inside a box."""
+
+    resolution: int
+    samples: int
+    half_pixel: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """The map each box reads: all [B, K]."""
+
+    scale: Tensor  # float32, cells a pixel
+    height: Tensor  # int64, of the image's own area
+    width: Tensor  # int64
+    row_length: Tensor  # int64, width of the padded map
+    first_row: Tensor  # int64, where this image's map begins in the table
+
+
+def _sources(features: Sequence[Tensor], extents: Sequence[Tensor], strides: Sequence[int], levels: Tensor) -> _Sources:
+    scale = torch.zeros_like(levels, dtype=torch.float32)
+    height, width = torch.ones_like(levels), torch.ones_like(levels)
+    row_length, first_row = torch.zeros_like(levels), torch.zeros_like(levels)
+    image = torch.arange(levels.shape[0], device=levels.device)[:, None]  # [B, 1]
+    rows_before = 0
+    for number, (feature, extent, stride) in enumerate(zip(features, extents, strides, strict=True)):
+        map_height, map_width = feature.shape[2:]
+        here = levels == number
+        scale = torch.where(here, 1.0 / stride, scale)
+        height = torch.where(here, extent[:, :1].to(torch.int64), height)
+        width = torch.where(here, extent[:, 1:].to(torch.int64), width)
+        row_length = torch.where(here, map_width, row_length)
+        first_row = torch.where(here, rows_before + image * (map_height * map_width), first_row)
+        rows_before += feature.shape[0] * map_height * map_width
+    return _Sources(scale=scale, height=height, width=width, row_length=row_length, first_row=first_row)
+
+
+def _bin_taps(sources: _Sources, boxes: Tensor, grid: _Grid) -> tuple[Tensor, Tensor]:
+    """Table rows that each bin of `boxes` [B, K, 4] reads, and their weights -> ([N, T] int32, [N, T])."""
+    left, top, right, bottom = (boxes * sources.scale[..., None]).unbind(-1)
+    y_cell, y_weight = _axis_taps(top, bottom, sources.height, grid)  # [B, K, r, 2 s]
+    x_cell, x_weight = _axis_taps(left, right, sources.width, grid)
+    y_row = sources.first_row[..., None, None] + y_cell * sources.row_length[..., None, None]
+    index = y_row[:, :, :, None, :, None] + x_cell[:, :, None, :, None, :]  # [B, K, r, r, 2 s, 2 s]
+    weight = y_weight[:, :, :, None, :, None] * x_weight[:, :, None, :, None, :]
+    taps = (2 * grid.samples) ** 2
+    return index.to(torch.int32).reshape(-1, taps), weight.reshape(-1, taps)
+
+
+def _axis_taps(start: Tensor, end: Tensor, extent: Tensor, grid: _Grid) -> tuple[Tensor, Tensor]:
+    """Cells read along one axis by each bin of [start, end] [B, K], and weights -> ([B, K, r, 2 s] int64, same).
+
+    The lower cell of each sample comes first, then the upper ones; weights of a bin sum to 1 where nothing is cut.
+    """
+    count = grid.resolution * grid.samples
+    middle = torch.arange(count, device=start.device, dtype=start.dtype) + 0.5
+    position = start[..., None] + middle * ((end - start) / count)[..., None]  # [B, K, r s]
+    if grid.half_pixel:
+        position = position - 0.5
+    last = (extent - 1)[..., None]
+    reach = extent[..., None].to(position.dtype)
+    share = torch.full_like(position, 1.0 / grid.samples)
+    if grid.half_pixel:
+        share = torch.where((position >= -1) & (position <= reach), share, 0.0)
+    # Clamped before the conversion, so that a far-away box has no integer overflow.
+    position = position.clamp(min=0).minimum(reach - 1)
+    lower = position.to(torch.int64)
+    upper = (lower + 1).minimum(last)
+    fraction = position - lower
+    cells = torch.stack([lower, upper], dim=-1)  # [B, K, r s, 2]
+    weights = torch.stack([share * (1 - fraction), share * fraction], dim=-1)
+    shape = (*start.shape, grid.resolution, 2 * grid.samples)
+    return cells.reshape(shape), weights.reshape(shape)
+
+
+def _geometry_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@weighted_rows.register_fake
+def _(table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+    return table.new_empty(index.shape[0], table.shape[1])
+
+
+@torch.library.custom_op("maskfleet::spread_rows", mutates_args=())
+def _spread_rows(gradient: Tensor, index: Tensor, weight: Tensor, num_rows: int) -> Tensor:
+    """Transpose of `weighted_rows`: `gradient` [N, C] sent back to a table of `num_rows` rows -> [R, C].
+
+    Sorting turns the scatter into a gather: index_add_ needs T passes over memory, is slower and, on a GPU, adds in
+    no fixed order.
+    """
+    row, order = index.reshape(-1).sort(stable=True)
+    rows = torch.arange(num_rows, device=row.device, dtype=row.dtype)
+    first = torch.searchsorted(row, rows, out_int32=True)
+    source = (order // index.shape[1]).to(torch.int32)
+    return F.embedding_bag(source, gradient, first, mode="sum", per_sample_weights=weight.reshape(-1)[order])
+
+
+@_spread_rows.register_fake
+def _(gradient: Tensor, index: Tensor, weight: Tensor, num_rows: int) -> Tensor:
+    return gradient.new_empty(num_rows, gradient.shape[1])
+
+
+def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    table, index, weight = inputs
+    ctx.save_for_backward(index, weight)
+    ctx.num_rows = table.shape[0]
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    index, weight = ctx.saved_tensors
+    return _spread_rows(gradient.contiguous(), index, weight, ctx.num_rows), None, None
+
+
+weighted_rows.register_autograd(_backward, setup_context=_remember)
