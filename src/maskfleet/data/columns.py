@@ -1,0 +1,78 @@
+"""A file of named numpy columns that many processes map at once.
+
+Layout: 8 bytes of magic, 8 of header length, 32 of header SHA-256, the header as JSON, then each column as raw
+little-endian numbers, aligned to 64 bytes. Nothing in it is executed or unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+MAGIC = b"MFCOLS\x00\x01"
+PREFIX_BYTES = 48
+ALIGNMENT = 64
+
+Column = npt.NDArray[Any]
+
+
+class DamagedFileError(Exception):
+    """The file is not a whole file of columns; says why."""
+
+
+def write_columns(path: Path, columns: Mapping[str, Column], meta: Mapping[str, Any]) -> None:
+    """Write `columns` and the JSON value `meta` to `path` in one step: others see all of the file, or none of it."""
+    layout, offset = [], 0
+    for name, column in columns.items():
+        layout.append((name, column.dtype.newbyteorder("<").str, column.shape, offset))
+        offset = _aligned(offset + column.nbytes)
+    header = json.dumps({"columns": layout, "bytes": offset, "meta": meta}, sort_keys=True).encode()
+    start = _aligned(PREFIX_BYTES + len(header))
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(MAGIC + len(header).to_bytes(8, "little") + hashlib.sha256(header).digest() + header)
+            for name, dtype, _, place in layout:
+                file.seek(start + place)
+                file.write(np.ascontiguousarray(columns[name], dtype=dtype).data)
+            file.truncate(start + offset)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def map_columns(path: Path) -> tuple[dict[str, Column], Any]:
+    """Map the columns of `path` read-only -> (columns, meta); DamagedFileError if its length or header is wrong."""
+    with path.open("rb") as file:
+        prefix = file.read(PREFIX_BYTES)
+        if len(prefix) < PREFIX_BYTES or not prefix.startswith(MAGIC):
+            raise DamagedFileError("it does not begin as a file of columns")
+        header = file.read(int.from_bytes(prefix[8:16], "little"))
+        size = os.fstat(file.fileno()).st_size
+    if hashlib.sha256(header).digest() != prefix[16:48]:
+        raise DamagedFileError("its header does not match its checksum")
+    content = json.loads(header)
+    start = _aligned(PREFIX_BYTES + len(header))
+    if size != start + content["bytes"]:
+        raise DamagedFileError(f"it has {size} bytes instead of {start + content['bytes']}")
+    pages = np.memmap(path, np.uint8, mode="r").view(np.ndarray)
+    columns: dict[str, Column] = {}
+    for name, dtype, shape, offset in content["columns"]:
+        columns[name] = np.ndarray(shape, dtype, buffer=pages, offset=start + offset)
+    return columns, content["meta"]
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
