@@ -1,0 +1,304 @@
+"""COCO's average precision of a list of results: the one adapter to hotcoco.
+
+The numbers are pycocotools': area ranges of detections go by the area of the box even for masks, a mean over nothing
+is -1, and an image's ties keep the order of the results.
+
+Shapes: T IoU thresholds (0.5:0.05:0.95), R recall levels, K categories by id, A area ranges, M detection limits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import hotcoco
+import numpy as np
+from numpy.typing import NDArray
+
+from maskfleet.errors import DataError
+from maskfleet.evaluation.rle import bad_mask
+
+Kind = Literal["bbox", "segm"]
+ALL, SMALL, MEDIUM, LARGE = range(4)  # places of the area ranges in A
+IOU_50, IOU_75 = 0, 5  # places in T
+NOTHING = -1.0  # the score of what has no ground truth
+
+
+@dataclass(frozen=True, slots=True)
+class ClassScore:
+    """Average precision of one category; -1 if it has no objects."""
+
+    category_id: int
+    name: str
+    ap: float
+    ap50: float
+    num_objects: int  # crowds not counted
+
+
+@dataclass(frozen=True, slots=True)
+class CocoScores:
+    """COCO's twelve values, 0..1, or -1 where there is no ground truth to measure against.
+
+    `ar100` and all values that name no limit count at most `max_detections` detections an image, 100 by custom.
+    """
+
+    ap: float
+    ap50: float
+    ap75: float
+    ap_small: float
+    ap_medium: float
+    ap_large: float
+    ar1: float
+    ar10: float
+    ar100: float
+    ar_small: float
+    ar_medium: float
+    ar_large: float
+    per_class: tuple[ClassScore, ...]
+
+
+METRIC_FIELDS = {
+    "IoU=0.5:0.95": "ap",
+    "IoU=0.5": "ap50",
+    "IoU=0.75": "ap75",
+    "small": "ap_small",
+    "medium": "ap_medium",
+    "large": "ap_large",
+}
+
+
+def evaluate_detections(
+    annotations: Path | Mapping[str, Any],
+    results: Sequence[Mapping[str, Any]] | Path,
+    *,
+    kinds: Sequence[Kind] = ("bbox", "segm"),
+    max_detections: int = 100,
+) -> dict[str, CocoScores]:
+    """Score `results`, a COCO result list, against `annotations`, a COCO annotation file, for each of `kinds`.
+
+    Every image of the annotations counts, with or without objects or results.
+    """
+    assert max_detections >= 1
+    assert set(kinds) <= {"bbox", "segm"}
+    truth = _read_json(annotations) if isinstance(annotations, Path) else annotations
+    detections = _read_json(results) if isinstance(results, Path) else results
+    dataset = _checked_truth(truth, kinds)
+    coco_truth = hotcoco.COCO(dataset)
+    coco_found = coco_truth.load_res(_checked_results(detections, dataset, kinds))
+    return {kind: _scores(coco_truth, coco_found, kind, max_detections, dataset) for kind in kinds}
+
+
+def metric_names(scores: Mapping[str, CocoScores]) -> dict[str, float]:
+    """The scores under the names that TensorPack logs: `mAP(bbox)/IoU=0.5:0.95`, ..., `mAP(segm)/large`."""
+    return {
+        f"mAP({kind})/{name}": getattr(score, field)
+        for kind, score in scores.items()
+        for name, field in METRIC_FIELDS.items()
+    }
+
+
+def _scores(truth: Any, found: Any, kind: Kind, max_detections: int, dataset: Mapping[str, Any]) -> CocoScores:
+    evaluation = hotcoco.COCOeval(truth, found, kind)
+    limits = [min(1, max_detections), min(10, max_detections), max_detections]
+    evaluation.params.max_dets = limits
+    evaluation.evaluate()
+    evaluation.accumulate()
+    curves = evaluation.eval
+    assert curves is not None
+    precision: NDArray[np.float64] = curves["precision"]  # [T, R, K, A, M]
+    recall: NDArray[np.float64] = curves["recall"]  # [T, K, A, M]
+    return CocoScores(
+        ap=_mean(precision[:, :, :, ALL, -1]),
+        ap50=_mean(precision[IOU_50, :, :, ALL, -1]),
+        ap75=_mean(precision[IOU_75, :, :, ALL, -1]),
+        ap_small=_mean(precision[:, :, :, SMALL, -1]),
+        ap_medium=_mean(precision[:, :, :, MEDIUM, -1]),
+        ap_large=_mean(precision[:, :, :, LARGE, -1]),
+        ar1=_mean(recall[:, :, ALL, 0]),
+        ar10=_mean(recall[:, :, ALL, 1]),
+        ar100=_mean(recall[:, :, ALL, 2]),
+        ar_small=_mean(recall[:, :, SMALL, -1]),
+        ar_medium=_mean(recall[:, :, MEDIUM, -1]),
+        ar_large=_mean(recall[:, :, LARGE, -1]),
+        per_class=_class_scores(precision, evaluation.params.cat_ids, dataset),
+    )
+
+
+def _class_scores(
+    precision: NDArray[np.float64], category_ids: Sequence[int], dataset: Mapping[str, Any]
+) -> tuple[ClassScore, ...]:
+    """Scores of each category from precision [T, R, K, A, M]."""
+    names = {category["id"]: category["name"] for category in dataset["categories"]}
+    num_objects = dict.fromkeys(names, 0)
+    for annotation in dataset["annotations"]:
+        num_objects[annotation["category_id"]] += 1 - annotation["iscrowd"]
+    return tuple(
+        ClassScore(
+            category_id=category_id,
+            name=names[category_id],
+            ap=_mean(precision[:, :, place, ALL, -1]),
+            ap50=_mean(precision[IOU_50, :, place, ALL, -1]),
+            num_objects=num_objects[category_id],
+        )
+        for place, category_id in enumerate(category_ids)
+    )
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    known = values[values > NOTHING]
+    return float(known.mean()) if known.size else NOTHING
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}", remedy="check the path of the file") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON: {error}", remedy="write or download the file again") from error
+
+
+def _checked_truth(truth: Mapping[str, Any], kinds: Sequence[Kind]) -> dict[str, Any]:
+    """The part of an annotation file that scoring needs, with new annotation ids.
+
+    Annotation ids do not matter to a score, but COCO tools misread a file in which one is 0 or used twice.
+    """
+    remedy = "mend the annotation file: maskfleet data inspect lists what is wrong with it"
+    if not isinstance(truth, Mapping) or not all(
+        isinstance(truth.get(key), list) for key in ("images", "categories", "annotations")
+    ):
+        raise DataError("the annotations lack images, categories or annotations", remedy=remedy)
+    images = [
+        {"id": _whole(image, "id"), "height": image.get("height", 0), "width": image.get("width", 0)}
+        for image in truth["images"]
+    ]
+    categories = [
+        {"id": _whole(category, "id"), "name": str(category.get("name", category["id"]))}
+        for category in truth["categories"]
+    ]
+    for what, records in (("image", images), ("category", categories)):
+        if len({record["id"] for record in records}) != len(records):
+            raise DataError(f"the annotations list an {what} id twice", remedy=remedy)
+    image_ids, category_ids = {image["id"] for image in images}, {category["id"] for category in categories}
+    annotations = []
+    for index, annotation in enumerate(truth["annotations"], start=1):
+        name = f"annotation {annotation.get('id', index)}"
+        if annotation.get("image_id") not in image_ids or annotation.get("category_id") not in category_ids:
+            raise DataError(f"{name} is of an image or category that the file does not list", remedy=remedy)
+        annotations.append(_plain_annotation(index, annotation, name=name, remedy=remedy))
+    dataset = {"images": images, "categories": categories, "annotations": annotations}
+    if "segm" in kinds:
+        _check_masks(annotations, images, name="annotation", remedy=remedy)
+    return dataset
+
+
+def _plain_annotation(new_id: int, annotation: Mapping[str, Any], *, name: str, remedy: str) -> dict[str, Any]:
+    box = annotation.get("bbox")
+    if not isinstance(box, (list, tuple)) or len(box) != 4 or not all(_is_finite(side) for side in box):
+        raise DataError(f"{name} has no bbox of four numbers", remedy=remedy)
+    plain = {
+        "id": new_id,
+        "image_id": annotation["image_id"],
+        "category_id": annotation["category_id"],
+        "bbox": box,
+        "area": annotation.get("area", box[2] * box[3]),
+        "iscrowd": int(annotation.get("iscrowd", 0)),
+    }
+    if "segmentation" in annotation:
+        plain["segmentation"] = annotation["segmentation"]
+    return plain
+
+
+def _checked_results(
+    results: Sequence[Mapping[str, Any]], dataset: Mapping[str, Any], kinds: Sequence[Kind]
+) -> list[dict[str, Any]]:
+    """`results` with the fields that scoring needs and no others; an error if one of them could only be misread."""
+    remedy = "write the results again, with the image and category ids of this annotation file"
+    if not isinstance(results, Sequence) or not all(isinstance(result, Mapping) for result in results):
+        raise DataError("the results are not a list of objects", remedy=remedy)
+    if not results:
+        return []
+    for field, listed in (("image_id", dataset["images"]), ("category_id", dataset["categories"])):
+        _check_listed(field, results, {record["id"] for record in listed}, remedy=remedy)
+    scores = _numbers(results, "score", (), remedy=remedy)
+    _refuse(np.logical_not(np.isfinite(scores)), results, "has a score that is not a finite number", remedy=remedy)
+    has_boxes = "bbox" in results[0] or "bbox" in kinds
+    if has_boxes:
+        boxes = _numbers(results, "bbox", (4,), remedy=remedy)
+        usable = np.isfinite(boxes).all(axis=1) & (boxes[:, 2:] >= 0).all(axis=1)
+        _refuse(~usable, results, "has a bbox that is not finite or has a negative side", remedy=remedy)
+    if "segm" in kinds:
+        _check_masks(results, dataset["images"], name="result", remedy=remedy)
+    fields = ["image_id", "category_id", "score"] + ["bbox"] * has_boxes + ["segmentation"] * ("segm" in kinds)
+    return [{field: result[field] for field in fields} for result in results]
+
+
+def _check_listed(field: str, results: Sequence[Mapping[str, Any]], known: set[int], *, remedy: str) -> None:
+    unknown = [index for index, result in enumerate(results) if _whole(result, field) not in known]
+    if unknown:
+        value = results[unknown[0]][field]
+        raise DataError(
+            f"{len(unknown)} of {len(results)} results name a {field} that the annotations do not list, first {value}",
+            remedy=remedy,
+        )
+
+
+def _whole(record: Mapping[str, Any], field: str) -> int:
+    value = record.get(field)
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise DataError(
+            f"{field} is {value!r}, not a whole number, in {_shown(record)}", remedy=f"give each one an {field}"
+        )
+    return int(value)
+
+
+def _numbers(
+    results: Sequence[Mapping[str, Any]], field: str, shape: tuple[int, ...], *, remedy: str
+) -> NDArray[np.float64]:
+    """`field` of all results as one array [N, *shape]."""
+    values = [result.get(field) for result in results]
+    try:
+        array = np.array(values)
+    except ValueError:  # rows of different lengths
+        array = np.array([], dtype=object)
+    if array.dtype.kind not in "iuf" or array.shape != (len(results), *shape):
+        raise DataError(
+            f"the results do not all have a {field} of {'four numbers' if shape else 'one number'}", remedy=remedy
+        )
+    return array.astype(np.float64)
+
+
+def _refuse(bad: Any, results: Sequence[Mapping[str, Any]], why: str, *, remedy: str) -> None:
+    """Raise for the first result that `bad` [N] marks."""
+    if bad.any():
+        index = int(bad.argmax())
+        raise DataError(
+            f"result {index} of image {results[index]['image_id']} {why} ({int(bad.sum())} of {len(results)} do)",
+            remedy=remedy,
+        )
+
+
+def _check_masks(
+    records: Sequence[Mapping[str, Any]], images: Sequence[Mapping[str, Any]], *, name: str, remedy: str
+) -> None:
+    sizes = {image["id"]: (image["height"], image["width"]) for image in images}
+    found = bad_mask([record.get("segmentation") for record in records], [sizes[r["image_id"]] for r in records])
+    if found:
+        index, why = found
+        raise DataError(
+            f"the mask of {name} {index} (image {records[index]['image_id']}) cannot be read: {why}",
+            remedy=remedy if name == "annotation" else f'{remedy}, or evaluate kinds=("bbox",) alone',
+        )
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _shown(record: Mapping[str, Any]) -> str:
+    text = str(dict(record))
+    return text if len(text) <= 80 else text[:77] + "..."

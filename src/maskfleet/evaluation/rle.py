@@ -1,0 +1,151 @@
+"""Masks as COCO run lengths: made from a window of an image, and checked before they are trusted.
+
+A COCO mask lists the lengths of its runs in column-major order, zeros first; the compressed form writes each length as
+its difference to the one before the last, in five-bit groups of printable characters.
+
+Shapes: h x w a window, H x W the image, N masks, V run lengths of many masks one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+import hotcoco
+import numpy as np
+from numpy.typing import NDArray
+
+MASKS_AT_ONCE = 8192  # checked together; bounds the memory of the check
+MAX_GROUPS = 7  # 35 bits: more than any run of an image needs, and safe to shift in int64
+
+
+class Rle(TypedDict):
+    """A compressed mask that JSON can hold."""
+
+    size: list[int]  # [height, width]
+    counts: str
+
+
+def encode_window(y0: int, x0: int, window: NDArray[np.bool_], height: int, width: int) -> Rle:
+    """The RLE of an all-zero height x width mask with `window` [h, w] pasted at row `y0`, column `x0`.
+
+    The large mask is never made. What sticks out of the image is cut off.
+    """
+    inside = window[max(-y0, 0) : max(height - y0, 0), max(-x0, 0) : max(width - x0, 0)]
+    runs = _window_runs(max(y0, 0), max(x0, 0), inside, height, width)
+    return Rle(size=[height, width], counts=hotcoco.mask.rle_to_string({"size": [height, width], "counts": runs}))
+
+
+def bad_mask(segmentations: Sequence[Any], sizes: Sequence[tuple[int, int]]) -> tuple[int, str] | None:
+    """The place of the first mask of N that cannot be right for its (height, width), and why; None if all can be.
+
+    A mask is an RLE, compressed or not, or a list of polygons. A library would read a damaged RLE as some other mask.
+    """
+    compressed: list[tuple[int, bytes]] = []
+    worst: tuple[int, str] | None = None
+    for index, (segmentation, size) in enumerate(zip(segmentations, sizes, strict=True)):
+        why = _form_problem(segmentation, size)
+        if why:
+            worst = (index, why)
+            break
+        if isinstance(segmentation, Mapping) and isinstance(segmentation["counts"], (str, bytes)):
+            counts = segmentation["counts"]
+            compressed.append((index, counts.encode("utf-8") if isinstance(counts, str) else counts))
+    for start in range(0, len(compressed), MASKS_AT_ONCE):
+        chunk = compressed[start : start + MASKS_AT_ONCE]
+        pixels = np.array([sizes[index][0] * sizes[index][1] for index, _ in chunk])
+        wrong = _wrong_counts([counts for _, counts in chunk], pixels)
+        if wrong.any():
+            return chunk[int(wrong.argmax())][0], "its run lengths do not add up to the image's pixels"
+    return worst
+
+
+def _window_runs(y0: int, x0: int, window: NDArray[np.bool_], height: int, width: int) -> NDArray[np.int64]:
+    """Run lengths [V] of the image around `window` [h, w], which lies inside it."""
+    rows, columns = window.shape
+    padded = np.zeros((columns, rows + 1), dtype=np.bool_)
+    padded[:, 1:] = window.T
+    flat = np.append(padded.ravel(), False)
+    change = np.flatnonzero(flat[1:] != flat[:-1])  # start, end, start, end, ... of each column's runs
+    column, row = np.divmod(change, rows + 1)
+    bounds = (x0 + column) * height + y0 + row
+    if rows == height:  # a run may go on from the foot of a column to the head of the next
+        joined = np.flatnonzero(bounds[1:-1:2] == bounds[2::2]) * 2 + 1
+        bounds = np.delete(bounds, np.concatenate([joined, joined + 1]))
+    if len(bounds) == 0 or bounds[-1] != height * width:
+        bounds = np.append(bounds, height * width)
+    return np.diff(bounds, prepend=0).astype(np.int64)
+
+
+def _form_problem(segmentation: Any, size: tuple[int, int]) -> str:
+    """What is wrong with the form of a mask of an image of `size`; "" if nothing is."""
+    if isinstance(segmentation, Mapping):
+        given, counts = segmentation.get("size"), segmentation.get("counts")
+        if not isinstance(given, (list, tuple)) or tuple(given) != size:
+            return f"its size is {given}, its image's [height, width] is {list(size)}"
+        if isinstance(counts, (str, bytes)):
+            return "" if counts else "its counts are empty"
+        if not isinstance(counts, list) or not all(type(count) is int and count >= 0 for count in counts):
+            return "its counts are neither a string nor a list of whole numbers"
+        return "" if sum(counts) == size[0] * size[1] else "its run lengths do not add up to the image's pixels"
+    if not isinstance(segmentation, list) or not segmentation:
+        return "it is neither an RLE nor a list of polygons"
+    for polygon in segmentation:
+        if not isinstance(polygon, (list, tuple)) or len(polygon) < 6 or len(polygon) % 2:
+            return "a polygon needs three points or more, as x1, y1, x2, y2, ..."
+        try:
+            finite = bool(np.isfinite(np.asarray(polygon, dtype=np.float64)).all())
+        except (TypeError, ValueError):
+            finite = False
+        if not finite:
+            return "a polygon has a coordinate that is not a number"
+    return ""
+
+
+def _wrong_counts(strings: list[bytes], pixels: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of N compressed counts are unreadable or do not add up to `pixels` [N] -> [N]."""
+    lengths = np.array([len(string) for string in strings])
+    code = np.frombuffer(b"".join(strings), dtype=np.uint8).astype(np.int64) - 48  # [characters]
+    owner = np.repeat(np.arange(len(strings)), lengths)
+    last = np.cumsum(lengths) - 1
+    more = (code & 32) != 0
+    wrong = np.zeros(len(strings), dtype=np.bool_)
+    wrong[owner[(code < 0) | (code > 63)]] = True
+    wrong |= more[last]
+    more[last] = False  # so that a truncated mask does not run into its neighbour
+    values, owner_of_value, num_groups = _values(code, more, owner)
+    wrong[owner_of_value[num_groups > MAX_GROUPS]] = True
+    counts = _undo_differences(values, owner_of_value)
+    wrong[owner_of_value[counts < 0]] = True
+    first_value = np.searchsorted(owner_of_value, np.arange(len(strings)))
+    totals: NDArray[np.int64] = np.add.reduceat(counts, first_value)
+    wrong |= totals != pixels
+    return wrong
+
+
+def _values(
+    code: NDArray[np.int64], more: NDArray[np.bool_], owner: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The signed numbers [V] that five-bit groups spell, the mask each is of [V], and how many groups it took [V]."""
+    start = np.flatnonzero(np.concatenate([[True], ~more[:-1]]))
+    num_groups = np.diff(start, append=len(code))
+    place = np.minimum(np.arange(len(code)) - np.repeat(start, num_groups), MAX_GROUPS)
+    values = np.add.reduceat((code & 31) << (5 * place), start)
+    negative = (code[start + num_groups - 1] & 16) != 0
+    values = values - np.where(negative, np.int64(1) << (5 * np.minimum(num_groups, MAX_GROUPS + 1)), 0)
+    return values, owner[start], num_groups
+
+
+def _undo_differences(values: NDArray[np.int64], owner: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Run lengths [V] from what was written [V]: from a mask's fourth on, the difference to the last but one."""
+    positions = np.arange(len(values))
+    first = np.flatnonzero(np.concatenate([[True], owner[1:] != owner[:-1]]))
+    nth = positions - np.repeat(first, np.diff(first, append=len(values)))
+    counts = np.empty_like(values)
+    for parity in (0, 1):
+        value = values[parity::2]
+        running = np.cumsum(value)
+        index = np.arange(len(value))
+        reset = np.maximum.accumulate(np.where(nth[parity::2] <= 2, index, 0)) if len(value) else index
+        counts[parity::2] = running - (running - value)[reset]
+    return counts
