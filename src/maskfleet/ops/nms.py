@@ -1,0 +1,178 @@
+"""Picking by score: stable top-k, greedy non-maximum suppression, and the final choice of detections.
+
+Shapes: M independent rows of N boxes (padded), B images, R regions, C categories, D detections, k picked entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from maskfleet.ops.boxes import pairwise_iou
+
+_BLOCK = 64  # boxes settled together; the width of a machine word
+_FIRST = torch.iinfo(torch.int64).min
+
+Columns = Sequence[NDArray[np.float32]]  # x1, y1, x2, y2, area of the boxes of one row
+
+
+def topk_sorted(scores: Tensor, valid: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The `k` (at most N) best valid of `scores` [M, N], descending -> scores, index and valid, each [M, k].
+
+    Of equal scores the lower index comes first. Slots that find no valid score have score 0 and index 0.
+    """
+    num_scores = scores.shape[-1]
+    scores = scores.to(torch.float32)
+    # Score and position in one integer: no two are equal, so every device picks and orders the same ones.
+    bits = torch.where(scores == 0, 0.0, scores).view(torch.int32).to(torch.int64)  # -0.0 equals 0.0
+    ascending = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)  # negative floats have descending bits
+    backward = torch.arange(num_scores - 1, -1, -1, device=scores.device)
+    order = torch.where(valid, (ascending << 32) + backward, _FIRST)
+    top, index = order.topk(min(k, num_scores), dim=-1)
+    found = top != _FIRST
+    index = torch.where(found, index, 0)
+    return torch.where(found, scores.gather(-1, index), 0.0), index, found
+
+
+def nms_keep(boxes: Tensor, valid: Tensor, *, threshold: float) -> Tensor:
+    """Which boxes [M, N, 4], each row by descending score, greedy suppression keeps -> [M, N] bool.
+
+    A kept box removes the later ones that overlap it by an IoU above `threshold`. A box without area removes nothing
+    and is not removed. What is not `valid` [M, N] is not kept.
+    """
+    keep: Tensor = _nms_keep(boxes.detach(), valid, threshold)
+    return keep
+
+
+def detections_nms(
+    boxes: Tensor,
+    scores: Tensor,
+    valid: Tensor,
+    *,
+    score_threshold: float,
+    iou_threshold: float,
+    max_detections: int,
+    max_candidates: int = 4000,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Boxes [B, D, 4], scores, labels 1..C, valid and index into R * C, each [B, D]: the final detections, best first.
+
+    `boxes` [B, R, C, 4], `scores` [B, R, C], `valid` [B, R]; D = min(max_detections, candidates); padding is 0 throughout.
+    Candidates score above `score_threshold`; each category is suppressed by itself. Only the `max_candidates` best of
+    an image are looked at. A box is never removed by one that scores less, so the cap changes the result only if more
+    than that many pass the threshold and fewer than `max_detections` of the best survive.
+    """
+    num_images, num_regions, num_categories = scores.shape
+    num_slots = min(max_detections, num_regions * num_categories)
+    # Category-major, because ties between scores go to the lower category first.
+    by_category = torch.where(valid[:, :, None], scores, 0.0).transpose(1, 2).reshape(num_images, -1)  # [B, C * R]
+    eligible = (scores > score_threshold) & valid[:, :, None]
+    eligible = eligible.transpose(1, 2).reshape(num_images, -1)
+    top_scores, position, found = topk_sorted(by_category, eligible, max_candidates)  # [B, k]
+    category, region = position // num_regions, position % num_regions
+    index = region * num_categories + category
+    picked = _rows(boxes.reshape(num_images, -1, 4), index)  # [B, k, 4]
+
+    keep = nms_keep(_apart_by_category(picked, category, boxes, valid), found, threshold=iou_threshold)
+    final_scores, slot, final_valid = topk_sorted(top_scores, keep, num_slots)
+    final_boxes = torch.where(final_valid[:, :, None], _rows(picked, slot), 0.0)
+    labels = torch.where(final_valid, category.gather(1, slot) + 1, 0)
+    return final_boxes, final_scores, labels, final_valid, torch.where(final_valid, index.gather(1, slot), 0)
+
+
+def _apart_by_category(picked: Tensor, category: Tensor, boxes: Tensor, valid: Tensor) -> Tensor:
+    """`picked` [B, k, 4] moved so that boxes of different categories never touch -> [B, k, 4].
+
+    The step is TensorPack's: one more than the largest coordinate of any category of any valid region.
+    """
+    largest = torch.where(valid[:, :, None, None], boxes, 0.0).flatten(1).amax(dim=1)  # [B]
+    return picked + (category.to(torch.float32) * (largest + 1)[:, None])[:, :, None]
+
+
+def _rows(table: Tensor, index: Tensor) -> Tensor:
+    """Rows `index` [B, k] of `table` [B, N, 4] -> [B, k, 4]."""
+    return table.gather(1, index[:, :, None].expand(-1, -1, table.shape[-1]))
+
+
+@torch.library.custom_op(
+    "maskfleet::nms_keep",
+    mutates_args=(),
+    device_types="cpu",
+    schema="(Tensor boxes, Tensor valid, float threshold) -> Tensor",
+)
+def _nms_keep(boxes: Tensor, valid: Tensor, threshold: float) -> Tensor:
+    boxes_array = boxes.to(torch.float32).numpy()
+    valid_array = valid.numpy()
+    keep = np.zeros(valid_array.shape, dtype=np.bool_)
+    for row in range(len(keep)):
+        chosen = np.flatnonzero(valid_array[row])
+        keep[row, chosen] = _keep_in_row(boxes_array[row, chosen], threshold)
+    return torch.from_numpy(keep)
+
+
+@_nms_keep.register_fake
+def _(boxes: Tensor, valid: Tensor, threshold: float) -> Tensor:
+    return torch.empty_like(valid, dtype=torch.bool)
+
+
+@_nms_keep.register_kernel("cuda")
+def _nms_keep_on_device(boxes: Tensor, valid: Tensor, threshold: float) -> Tensor:
+    """Greedy suppression without asking the device anything: a block settles in order, then strikes the later boxes."""
+    boxes = boxes.to(torch.float32)
+    alive = valid.clone()
+    num_boxes = valid.shape[1]
+    for start in range(0, num_boxes, _BLOCK):
+        stop = min(start + _BLOCK, num_boxes)
+        strikes = pairwise_iou(boxes[:, start:stop], boxes[:, start:]) > threshold  # [M, block, rest]
+        inner = strikes[:, :, : stop - start].triu(diagonal=1)
+        block = alive[:, start:stop]
+        for box in range(stop - start):
+            block = block & ~(inner[:, box] & block[:, box : box + 1])
+        alive[:, start:stop] = block
+        alive[:, stop:] &= ~(strikes[:, :, stop - start :] & block[:, :, None]).any(dim=1)
+    return alive
+
+
+def _keep_in_row(boxes: NDArray[np.float32], threshold: float) -> NDArray[np.bool_]:
+    """Which of boxes [N, 4], by descending score, greedy suppression keeps -> [N]."""
+    size = np.maximum(boxes[:, 2:] - boxes[:, :2], 0)
+    columns = (*np.ascontiguousarray(boxes.T), size[:, 0] * size[:, 1])
+    remaining = np.arange(len(boxes))
+    keep = np.zeros(len(boxes), dtype=np.bool_)
+    while len(remaining):
+        block, rest = [c[:_BLOCK] for c in columns], [c[_BLOCK:] for c in columns]
+        settled = _settled_in_order(_strikes(block, block, threshold))
+        keep[remaining[:_BLOCK][settled]] = True
+        struck = _strikes([c[settled] for c in block], rest, threshold).any(axis=0)
+        columns = tuple(c[~struck] for c in rest)
+        remaining = remaining[_BLOCK:][~struck]
+    return keep
+
+
+def _strikes(a: Columns, b: Columns, threshold: float) -> NDArray[np.bool_]:
+    """Whether the IoU of each box in `a` [n] with each in `b` [m] is above `threshold` -> [n, m]."""
+    x1, y1, x2, y2, area_a = (column[:, None] for column in a)
+    overlap = np.minimum(x2, b[2]) - np.maximum(x1, b[0])
+    np.maximum(overlap, 0, out=overlap)
+    height = np.minimum(y2, b[3]) - np.maximum(y1, b[1])
+    np.maximum(height, 0, out=height)
+    overlap *= height
+    union = area_a + b[4]
+    union -= overlap
+    np.maximum(union, np.float32(1e-9), out=union)
+    overlap /= union
+    return overlap > np.float32(threshold)
+
+
+def _settled_in_order(strikes: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Boxes of one block that survive each other, given who strikes whom [n, n] -> [n]."""
+    size = len(strikes)
+    words = [int.from_bytes(row.tobytes(), "little") for row in np.packbits(strikes, axis=1, bitorder="little")]
+    alive = (1 << size) - 1
+    for box in range(size):
+        if alive >> box & 1:
+            alive &= ~(words[box] >> (box + 1) << (box + 1))
+    return np.array([alive >> box & 1 for box in range(size)], dtype=np.bool_)
