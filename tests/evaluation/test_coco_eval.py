@@ -281,6 +281,8 @@ GOOD_RLE = hit()["segmentation"]
         ({"segmentation": {**GOOD_RLE, "size": [80, 60]}}, "size is [80, 60]"),
         ({"segmentation": {**GOOD_RLE, "counts": GOOD_RLE["counts"][:-3]}}, "do not add up"),
         ({"segmentation": {**GOOD_RLE, "counts": "\x01é zz"}}, "do not add up"),
+        ({"segmentation": {**GOOD_RLE, "counts": ":Kke4"}}, "do not add up"),  # 10 - 5 + 4795 = 60 * 80
+        ({"segmentation": {**GOOD_RLE, "counts": "o" * 30 + "0"}}, "do not add up"),
         ({"segmentation": {**GOOD_RLE, "counts": ""}}, "counts are empty"),
         ({"segmentation": {**GOOD_RLE, "counts": [4800, -1, 1]}}, "neither a string nor a list of whole numbers"),
         ({"segmentation": {**GOOD_RLE, "counts": [4799]}}, "do not add up"),

@@ -15,7 +15,7 @@ import hotcoco
 import numpy as np
 from numpy.typing import NDArray
 
-MASKS_AT_ONCE = 8192  # checked together; bounds the memory of the check
+MASKS_AT_ONCE = 256  # checked together: few enough to stay in the cache
 MAX_GROUPS = 7  # 35 bits: more than any run of an image needs, and safe to shift in int64
 
 
@@ -103,49 +103,48 @@ def _form_problem(segmentation: Any, size: tuple[int, int]) -> str:
 
 
 def _wrong_counts(strings: list[bytes], pixels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of N compressed counts are unreadable or do not add up to `pixels` [N] -> [N]."""
-    lengths = np.array([len(string) for string in strings])
-    code = np.frombuffer(b"".join(strings), dtype=np.uint8).astype(np.int64) - 48  # [characters]
-    owner = np.repeat(np.arange(len(strings)), lengths)
-    last = np.cumsum(lengths) - 1
-    more = (code & 32) != 0
-    wrong = np.zeros(len(strings), dtype=np.bool_)
-    wrong[owner[(code < 0) | (code > 63)]] = True
-    wrong |= more[last]
+    """Which of N compressed counts, none empty, are unreadable or do not add up to `pixels` [N] -> [N]."""
+    code = np.frombuffer(b"".join(strings), dtype=np.uint8) - np.uint8(48)  # [characters]; wraps below "0"
+    last = np.cumsum([len(string) for string in strings]) - 1
+    more = code >= 32
+    cut_short = more[last]
     more[last] = False  # so that a truncated mask does not run into its neighbour
-    values, owner_of_value, num_groups = _values(code, more, owner)
-    wrong[owner_of_value[num_groups > MAX_GROUPS]] = True
-    counts = _undo_differences(values, owner_of_value)
-    wrong[owner_of_value[counts < 0]] = True
-    first_value = np.searchsorted(owner_of_value, np.arange(len(strings)))
-    totals: NDArray[np.int64] = np.add.reduceat(counts, first_value)
-    wrong |= totals != pixels
+    end = np.flatnonzero(~more)  # [V] each number's last character
+    num_groups = np.diff(end, prepend=-1)
+    past = np.searchsorted(end, last) + 1  # [N] where each mask's numbers end
+    first = np.concatenate([[0], past[:-1]])
+    wrong: NDArray[np.bool_] = cut_short | (np.maximum.reduceat(num_groups, first) > MAX_GROUPS)
+    wrong |= np.maximum.reduceat(code, np.concatenate([[0], last[:-1] + 1])) > 63
+    lengths = _undo_differences(_values(code, end, num_groups), first, past)
+    wrong |= np.minimum.reduceat(lengths, first) < 0
+    wrong |= np.add.reduceat(lengths, first) != pixels
     return wrong
 
 
-def _values(
-    code: NDArray[np.int64], more: NDArray[np.bool_], owner: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """The signed numbers [V] that five-bit groups spell, the mask each is of [V], and how many groups it took [V]."""
-    start = np.flatnonzero(np.concatenate([[True], ~more[:-1]]))
-    num_groups = np.diff(start, append=len(code))
-    place = np.minimum(np.arange(len(code)) - np.repeat(start, num_groups), MAX_GROUPS)
-    values = np.add.reduceat((code & 31) << (5 * place), start)
-    negative = (code[start + num_groups - 1] & 16) != 0
-    values = values - np.where(negative, np.int64(1) << (5 * np.minimum(num_groups, MAX_GROUPS + 1)), 0)
-    return values, owner[start], num_groups
+def _values(code: NDArray[np.uint8], end: NDArray[np.int64], num_groups: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The signed numbers [V] that five-bit groups spell, least first, the last one at `end` [V]."""
+    digits = code & 31
+    values = (digits[end].astype(np.int64) ^ 16) - 16
+    for place in range(1, min(int(num_groups.max()), MAX_GROUPS)):
+        longer = np.flatnonzero(num_groups > place)
+        values[longer] = values[longer] * 32 + digits[end[longer] - place]
+    return values
 
 
-def _undo_differences(values: NDArray[np.int64], owner: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Run lengths [V] from what was written [V]: from a mask's fourth on, the difference to the last but one."""
-    positions = np.arange(len(values))
-    first = np.flatnonzero(np.concatenate([[True], owner[1:] != owner[:-1]]))
-    nth = positions - np.repeat(first, np.diff(first, append=len(values)))
-    counts = np.empty_like(values)
+def _undo_differences(
+    values: NDArray[np.int64], first: NDArray[np.int64], past: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Run lengths [V] from what was written [V]: from a mask's fourth on, the difference to the last but one.
+
+    The numbers of mask n are first[n] up to past[n].
+    """
+    steps = values.copy()
+    steps[first] = 0  # the first run has no successor: the third is written as it is
+    lengths = np.empty_like(values)
     for parity in (0, 1):
-        value = values[parity::2]
-        running = np.cumsum(value)
-        index = np.arange(len(value))
-        reset = np.maximum.accumulate(np.where(nth[parity::2] <= 2, index, 0)) if len(value) else index
-        counts[parity::2] = running - (running - value)[reset]
-    return counts
+        running = np.cumsum(steps[parity::2])
+        begin, stop = (first - parity + 1) // 2, (past - parity + 1) // 2  # places of each mask in `running`
+        before = np.concatenate([[0], running])[begin]
+        lengths[parity::2] = running - np.repeat(before, stop - begin)
+    lengths[first] = values[first]
+    return lengths
