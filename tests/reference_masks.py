@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -44,3 +45,67 @@ def roi_align(feature: np.ndarray, box: np.ndarray, *, resolution: int, samples:
                     x = left + (right - left) / resolution * (j + (b + 0.5) / samples) - shift
                     out[:, i, j] += clamped_sample(feature, y, x, cut=half_pixel) / samples**2
     return out
+
+
+def rasterise(polygon: np.ndarray, height: int, width: int) -> np.ndarray:
+    """One polygon [V, 2], its border walked a fifth of a pixel at a time as pycocotools does -> [h, w] bool."""
+    corners = [(int(5 * float(x) + 0.5), int(5 * float(y) + 0.5)) for x, y in polygon]
+    toggles: list[list[int]] = [[] for _ in range(width)]
+    for start, end in zip(corners, corners[1:] + corners[:1], strict=True):
+        steps = _border(start, end)
+        for (u0, v0), (u1, v1) in itertools.pairwise(steps):
+            left, right = min(u0, u1), max(u0, u1)
+            if right == left + 1 and left % 5 == 2 and 0 <= left // 5 < width:
+                toggles[left // 5].append(min(max(math.ceil((min(v0, v1) - 2) / 5), 0), height))
+    mask = np.zeros((height, width), dtype=bool)
+    for x, rows in enumerate(toggles):
+        for y in range(height):
+            mask[y, x] = sum(row <= y for row in rows) % 2 == 1
+    return mask
+
+
+def _border(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int]]:
+    """Points from `start` to `end` (in no promised direction), one unit at a time along the longer axis."""
+    width, height = abs(end[0] - start[0]), abs(end[1] - start[1])
+    if width == height == 0:
+        return [start]
+    if width >= height:
+        (x0, y0), (_, y1) = sorted([start, end])
+        return [(x0 + t, int(y0 + (y1 - y0) / width * t + 0.5)) for t in range(width + 1)]
+    (x0, y0), (x1, _) = sorted([start, end], key=lambda point: point[1])
+    return [(int(x0 + (x1 - x0) / height * t + 0.5), y0 + t) for t in range(height + 1)]
+
+
+def crop_mask(mask: np.ndarray, box: np.ndarray, resolution: int) -> np.ndarray:
+    """Bilinear samples of a 0/1 `mask` [h, w] in `box`, 0 outside -> [resolution, resolution] float32.
+
+    All in float32 and in the order of TensorFlow's training graph, so that it can be compared to the last bit.
+    """
+    left, top, right, bottom = (np.float32(value) for value in box)
+    ys = _crop_positions(top, bottom, mask.shape[0], resolution)
+    xs = _crop_positions(left, right, mask.shape[1], resolution)
+    out = np.zeros((resolution, resolution), dtype=np.float32)
+    for i, y in enumerate(ys):
+        for j, x in enumerate(xs):
+            if 0 <= y <= mask.shape[0] - 1 and 0 <= x <= mask.shape[1] - 1:
+                out[i, j] = _lerp(
+                    _lerp(mask[math.floor(y), math.floor(x)], mask[math.floor(y), math.ceil(x)], x),
+                    _lerp(mask[math.ceil(y), math.floor(x)], mask[math.ceil(y), math.ceil(x)], x),
+                    y,
+                )
+    return out
+
+
+def _crop_positions(start: np.float32, end: np.float32, extent: int, resolution: int) -> list[np.float32]:
+    one = np.float32
+    last = one(extent - 1)
+    spacing = (end - start) * one(1 / resolution)
+    near = (start + (spacing / one(2) - one(0.5))) / last
+    far = near + spacing * one(resolution - 1) / last
+    step = (far - near) * last / one(resolution - 1)
+    return [near * last + one(i) * step for i in range(resolution)]
+
+
+def _lerp(first: float, second: float, position: np.float32) -> np.float32:
+    fraction = position - np.float32(math.floor(position))
+    return np.float32(first) + (np.float32(second) - np.float32(first)) * fraction

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from reference_masks import roi_align as slow_roi_align
 from torch import Tensor
 
 from maskfleet.ops.roi_align import multilevel_roi_align, roi_levels, weighted_rows
+from reference_masks import roi_align as slow_roi_align
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 
