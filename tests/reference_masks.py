@@ -109,3 +109,18 @@ def _crop_positions(start: np.float32, end: np.float32, extent: int, resolution:
 def _lerp(first: float, second: float, position: np.float32) -> np.float32:
     fraction = position - np.float32(math.floor(position))
     return np.float32(first) + (np.float32(second) - np.float32(first)) * fraction
+
+
+def paste(mask: np.ndarray, box: np.ndarray, height: int, width: int) -> np.ndarray:
+    """`mask` [M, M] stretched over `box`, interpolated at each pixel's centre, at least 0.5 -> [height, width] bool."""
+    side = mask.shape[0]
+    left, top, right, bottom = (float(value) for value in box)
+    padded = np.pad(mask.astype(np.float64), 1)[None]
+    bitmap = np.zeros((height, width), dtype=bool)
+    for i in range(height):
+        for j in range(width):
+            y = (i + 0.5 - top) / (bottom - top) * side - 0.5 + 1  # in cells of the padded mask
+            x = (j + 0.5 - left) / (right - left) * side - 0.5 + 1
+            if 0 <= y <= side + 1 and 0 <= x <= side + 1:
+                bitmap[i, j] = bilinear(padded, y, x)[0] >= 0.5
+    return bitmap

@@ -1,0 +1,101 @@
+"""Pasted masks against TensorPack's bitmaps and a loop over pixels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from maskfleet.ops.paste import paste_mask_window, paste_mask_window_fast, paste_masks, paste_masks_fast
+from reference_masks import paste as slow_paste
+
+GOLDENS = Path(__file__).parents[1] / "goldens"
+RULES = [(paste_masks, paste_mask_window), (paste_masks_fast, paste_mask_window_fast)]
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, np.ndarray]:
+    with np.load(GOLDENS / "ops_image.npz", allow_pickle=False) as file:
+        return dict(file)
+
+
+def smooth_mask(seed: int, side: int = 28) -> np.ndarray:
+    """Probabilities of a wavy blob that reaches the mask's border -> [side, side]."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:side, 0:side] / side
+    waves = sum(np.sin(2 * np.pi * (a * x + b * y) + c) for a, b, c in rng.uniform(-2, 2, (4, 3)))
+    return (1 / (1 + np.exp(-3 * waves))).astype(np.float32)
+
+
+def random_boxes(seed: int, num: int, height: int, width: int) -> np.ndarray:
+    """Boxes inside the image, on its border, and across it -> [num, 4]."""
+    rng = np.random.default_rng(seed)
+    boxes = np.sort(rng.uniform(-0.2, 1.2, (num, 2, 2)), axis=1).reshape(num, 4) * [width, height, width, height]
+    boxes[::2] = boxes[::2].clip(0, [width, height, width, height])
+    return boxes.astype(np.float32)
+
+
+@pytest.mark.parametrize(("name", "rule"), [("paste_accurate", paste_masks), ("paste_fast", paste_masks_fast)])
+def test_bitmaps_are_tensorpacks(golden, name, rule):
+    height, width = golden["paste_hw"].tolist()
+    expected = np.unpackbits(golden[name], axis=-1, count=width).astype(bool)
+    found = rule(golden["paste_masks"], golden["paste_boxes"], height=height, width=width)
+    assert found.dtype == bool
+    assert np.array_equal(found, expected)
+
+
+def test_accurate_bitmaps_equal_the_loop():
+    height, width = 37, 53
+    boxes = random_boxes(0, 12, height, width)
+    masks = np.stack([smooth_mask(seed, side=14) for seed in range(12)])
+    found = paste_masks(masks, boxes, height=height, width=width)
+    assert 0.02 < found.mean() < 0.6
+    for mask, box, bitmap in zip(masks, boxes, found, strict=True):
+        assert np.array_equal(bitmap, slow_paste(mask, box, height, width))
+
+
+@pytest.mark.parametrize(("whole", "window_of"), RULES)
+def test_a_window_is_the_bitmap_without_its_empty_surroundings(whole, window_of):
+    height, width = 60, 80
+    for seed, box in enumerate(random_boxes(1, 20, height, width)):
+        mask = smooth_mask(seed)
+        y0, x0, window = window_of(mask, box, height, width)
+        bitmap = np.zeros((height, width), dtype=bool)
+        bitmap[y0 : y0 + window.shape[0], x0 : x0 + window.shape[1]] = window
+        assert np.array_equal(bitmap, whole(mask[None], box[None], height=height, width=width)[0])
+        assert 0 <= y0 <= y0 + window.shape[0] <= height
+        assert 0 <= x0 <= x0 + window.shape[1] <= width
+        reach = (box[2:] - box[:2]) / 28 + 2  # half an enlarged cell and a pixel on each side
+        assert window.shape[1] <= box[2] - box[0] + reach[0]
+        assert window.shape[0] <= box[3] - box[1] + reach[1]
+
+
+def test_a_full_mask_fills_its_whole_pixel_box():
+    full = np.ones((1, 28, 28), dtype=np.float32)
+    box = np.array([[10.0, 5.0, 38.0, 33.0]], dtype=np.float32)
+    expected = np.zeros((40, 50), dtype=bool)
+    expected[5:33, 10:38] = True
+    assert np.array_equal(paste_masks(full, box, height=40, width=50)[0], expected)
+    assert np.array_equal(paste_masks_fast(full, box, height=40, width=50)[0], expected)
+
+
+@pytest.mark.parametrize(("whole", "window_of"), RULES)
+@pytest.mark.parametrize("box", [[60, 5, 70, 9], [5, 60, 9, 70], [-30, 5, -20, 9], [5, -30, 9, -20]])
+def test_a_box_outside_the_image_pastes_nothing(whole, window_of, box):
+    mask, corners = np.ones((28, 28), dtype=np.float32), np.array(box, dtype=np.float32)
+    assert window_of(mask, corners, 40, 50)[2].size == 0
+    assert not whole(mask[None], corners[None], height=40, width=50).any()
+
+
+def test_an_empty_box_pastes_nothing_accurately_and_one_pixel_fast():
+    mask, box = np.ones((28, 28), dtype=np.float32), np.array([7.2, 3.2, 7.2, 3.2], dtype=np.float32)
+    assert paste_mask_window(mask, box, 40, 50)[2].size == 0
+    y0, x0, window = paste_mask_window_fast(mask, box, 40, 50)
+    assert (y0, x0, window.tolist()) == (3, 7, [[True]])
+
+
+def test_no_detections_give_no_bitmaps():
+    nothing = np.zeros((0, 28, 28), dtype=np.float32)
+    assert paste_masks(nothing, np.zeros((0, 4)), height=4, width=5).shape == (0, 4, 5)
+    assert paste_masks_fast(nothing, np.zeros((0, 4)), height=4, width=5).shape == (0, 4, 5)
