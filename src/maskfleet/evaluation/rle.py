@@ -8,7 +8,7 @@ Shapes: h x w a window, H x W the image, N masks, V run lengths of many masks on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypedDict
 
 import hotcoco
@@ -48,7 +48,7 @@ def bad_mask(segmentations: Sequence[Any], sizes: Sequence[tuple[int, int]]) -> 
         if why:
             worst = (index, why)
             break
-        if isinstance(segmentation, Mapping) and isinstance(segmentation["counts"], (str, bytes)):
+        if isinstance(segmentation, dict) and isinstance(segmentation["counts"], (str, bytes)):
             counts = segmentation["counts"]
             compressed.append((index, counts.encode("utf-8") if isinstance(counts, str) else counts))
     for start in range(0, len(compressed), MASKS_AT_ONCE):
@@ -79,7 +79,7 @@ def _window_runs(y0: int, x0: int, window: NDArray[np.bool_], height: int, width
 
 def _form_problem(segmentation: Any, size: tuple[int, int]) -> str:
     """What is wrong with the form of a mask of an image of `size`; "" if nothing is."""
-    if isinstance(segmentation, Mapping):
+    if isinstance(segmentation, dict):
         given, counts = segmentation.get("size"), segmentation.get("counts")
         if not isinstance(given, (list, tuple)) or tuple(given) != size:
             return f"its size is {given}, its image's [height, width] is {list(size)}"
