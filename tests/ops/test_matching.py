@@ -17,7 +17,7 @@ from maskfleet.ops.matching import match_rois, rpn_labels
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 LEVELS = {2: (4, 32), 3: (8, 64), 4: (16, 128), 5: (32, 256), 6: (64, 512)}  # level: stride, anchor size
-RULES: dict[str, float] = {"positive_iou": 0.7, "negative_iou": 0.3, "crowd_overlap": 9.99}
+RULES: dict[str, Any] = {"positive_iou": 0.7, "negative_iou": 0.3, "crowd_overlap": 9.99}
 
 
 def field(height: int, width: int, levels: tuple[int, ...] = (2, 3, 4, 5, 6)) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -214,16 +215,16 @@ def test_sampled_foreground_has_the_least_noise() -> None:
 def test_sampling_an_image_does_not_depend_on_its_padding_or_neighbours() -> None:
     generator = torch.Generator().manual_seed(1)
     best_iou, matched = torch.rand(1, 50, generator=generator), torch.arange(50)[None] % 7
-    rules = {"num_samples": 16, "positive_fraction": 0.25, "foreground_iou": 0.5}
+    rules: dict[str, Any] = {"num_samples": 16, "positive_fraction": 0.25, "foreground_iou": 0.5}
     noise = hash_uniform(torch.tensor([9]), torch.arange(50), stream=4)
-    alone = sample_rois(best_iou, matched, torch.ones(1, 50, dtype=torch.bool), noise, **rules)  # type: ignore[arg-type]
+    alone = sample_rois(best_iou, matched, torch.ones(1, 50, dtype=torch.bool), noise, **rules)
     padded_iou = torch.cat([best_iou, torch.rand(1, 14, generator=generator)], dim=1)
     both_iou = torch.cat([torch.rand(1, 64, generator=generator), padded_iou])
     valid = torch.ones(2, 64, dtype=torch.bool)
     valid[1, 50:] = False
     both = sample_rois(
         both_iou, torch.arange(64).expand(2, 64) % 7, valid,
-        hash_uniform(torch.tensor([2, 9]), torch.arange(64), stream=4), **rules,  # type: ignore[arg-type]
+        hash_uniform(torch.tensor([2, 9]), torch.arange(64), stream=4), **rules,
     )  # fmt: skip
     assert torch.equal(both.index[1], alone.index[0])
     assert torch.equal(both.matched[1], alone.matched[0])

@@ -60,7 +60,7 @@ def detections_nms(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Boxes [B, D, 4], scores, labels 1..C, valid and index into R * C, each [B, D]: the final detections, best first.
 
-    `boxes` [B, R, C, 4], `scores` [B, R, C], `valid` [B, R]; D = min(max_detections, candidates); padding is 0 throughout.
+    `boxes` [B, R, C, 4], `scores` [B, R, C], `valid` [B, R]; D = min(max_detections, candidates); padding is 0.
     Candidates score above `score_threshold`; each category is suppressed by itself. Only the `max_candidates` best of
     an image are looked at. A box is never removed by one that scores less, so the cap changes the result only if more
     than that many pass the threshold and fewer than `max_detections` of the best survive.
