@@ -266,7 +266,7 @@ GOOD_RLE = hit()["segmentation"]
 @pytest.mark.parametrize(
     ("bad", "says"),
     [
-        ({"image_id": 4}, "1 of 2 results name a image_id that the annotations do not list, first 4"),
+        ({"image_id": 4}, "1 of 2 results have image_ids that the annotations do not list, first 4"),
         ({"category_id": 8}, "first 8"),
         ({"image_id": "3"}, "not a whole number"),
         ({"score": float("nan")}, "result 1 of image 3 has a score"),
@@ -304,7 +304,7 @@ def test_results_that_could_only_be_misread_are_refused(bad: dict[str, Any], say
         (scene(square(category_id=5)), "annotation 1 is of an image or category"),
         (scene(square(bbox=[1, 2, 3])), "no bbox of four numbers"),
         (scene(square()), "the mask of annotation 0 (image 3) cannot be read"),
-        ({**scene(), "images": [{"id": 3}, {"id": 3}]}, "image id twice"),
+        ({**scene(), "images": [{"id": 3}, {"id": 3}]}, "two images of the annotations have the same id"),
     ],
 )
 def test_broken_annotations_are_refused(truth: dict[str, Any], says: str) -> None:

@@ -180,9 +180,9 @@ def _checked_truth(truth: Mapping[str, Any], kinds: Sequence[Kind]) -> dict[str,
         {"id": _whole(category, "id"), "name": str(category.get("name", category["id"]))}
         for category in truth["categories"]
     ]
-    for what, records in (("image", images), ("category", categories)):
+    for what, records in (("images", images), ("categories", categories)):
         if len({record["id"] for record in records}) != len(records):
-            raise DataError(f"the annotations list an {what} id twice", remedy=remedy)
+            raise DataError(f"two {what} of the annotations have the same id", remedy=remedy)
     image_ids, category_ids = {image["id"] for image in images}, {category["id"] for category in categories}
     annotations = []
     for index, annotation in enumerate(truth["annotations"], start=1):
@@ -242,7 +242,7 @@ def _check_listed(field: str, results: Sequence[Mapping[str, Any]], known: set[i
     if unknown:
         value = results[unknown[0]][field]
         raise DataError(
-            f"{len(unknown)} of {len(results)} results name a {field} that the annotations do not list, first {value}",
+            f"{len(unknown)} of {len(results)} results have {field}s that the annotations do not list, first {value}",
             remedy=remedy,
         )
 
@@ -251,7 +251,7 @@ def _whole(record: Mapping[str, Any], field: str) -> int:
     value = record.get(field)
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise DataError(
-            f"{field} is {value!r}, not a whole number, in {_shown(record)}", remedy=f"give each one an {field}"
+            f"{field} is {value!r}, not a whole number, in {_shown(record)}", remedy=f"write {field} as a whole number"
         )
     return int(value)
 
