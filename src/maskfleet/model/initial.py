@@ -1,0 +1,47 @@
+"""Random starting values of kernels, by the rules of TensorFlow's initialisers."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+# Standard deviation of a unit normal cut at two standard deviations; TensorFlow divides by it.
+CUT_NORMAL_STD = 0.87962566103423978
+
+
+@torch.no_grad()
+def scaled_cut_normal(kernel: Tensor, *, fan: int, scale: float) -> None:
+    """Fill `kernel` from a normal of variance scale / fan, cut at two standard deviations."""
+    std = math.sqrt(scale / fan) / CUT_NORMAL_STD
+    nn.init.trunc_normal_(kernel, std=std, a=-2 * std, b=2 * std)
+
+
+@torch.no_grad()
+def scaled_normal(kernel: Tensor, *, fan: int, scale: float) -> None:
+    """Fill `kernel` from a normal of variance scale / fan."""
+    nn.init.normal_(kernel, std=math.sqrt(scale / fan))
+
+
+@torch.no_grad()
+def plain_normal(layer: nn.Linear | nn.Conv2d, *, std: float) -> None:
+    """Fill the kernel of `layer` from a normal, its bias with zeros."""
+    nn.init.normal_(layer.weight, std=std)
+    clear_bias(layer)
+
+
+@torch.no_grad()
+def clear_bias(layer: nn.Linear | nn.Conv2d | nn.ConvTranspose2d) -> None:
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+def fan_in(kernel: Tensor) -> int:
+    """Inputs of one output of a convolution or linear kernel [out, in, ...]."""
+    return kernel[0].numel()
+
+
+def fan_out(kernel: Tensor) -> int:
+    """Outputs of one input of a convolution kernel [out, in, ...]."""
+    return kernel[:, 0].numel()

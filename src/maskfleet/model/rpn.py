@@ -1,0 +1,210 @@
+"""The region proposal network (Ren et al. 2015, Faster R-CNN, section 3.1).
+
+Shapes: B images, A anchors a cell, N anchors of all maps in (map, row, column, a) order, P proposals (padded),
+G ground truths (padded), k candidates of one map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maskfleet.batch import Targets
+from maskfleet.config.model import ModelConfig, RpnConfig
+from maskfleet.model.canvas import inside
+from maskfleet.model.features import Features
+from maskfleet.model.initial import plain_normal
+from maskfleet.ops.anchors import anchor_grid, anchor_keys, cell_anchors, legacy_cell_anchors
+from maskfleet.ops.boxes import clip_boxes, decode_boxes, encode_boxes
+from maskfleet.ops.matching import rpn_labels
+from maskfleet.ops.nms import nms_keep, topk_sorted
+from maskfleet.ops.sampling import hash_uniform, subsample_labels
+
+ANCHOR_STREAM = 0  # of the random numbers
+
+
+@dataclass(frozen=True, slots=True)
+class RpnOutputs:
+    """Scores and boxes of every anchor."""
+
+    logits: Tensor  # [B, N] float32
+    deltas: Tensor  # [B, N, 4] float32, box code relative to the anchor
+    anchors: Tensor  # [N, 4] float32
+    keys: Tensor  # [N] int64, a name of each anchor that the size of the canvas does not change
+    inside: Tensor  # [B, N] bool, whether the anchor's cell is in the image's own canvas
+    counts: tuple[int, ...]  # anchors of each map; their sum is N
+
+
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """Boxes that may hold an object, by descending score, valid ones first."""
+
+    boxes: Tensor  # [B, P, 4]
+    scores: Tensor  # [B, P] logits
+    valid: Tensor  # [B, P] bool
+
+
+@dataclass(frozen=True, slots=True)
+class RpnTargets:
+    """What each anchor should say."""
+
+    labels: Tensor  # [B, N] int8: 1 object, 0 background, -1 not asked
+    deltas: Tensor  # [B, N, 4]
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalLimits:
+    """How many boxes go through each step of `propose`."""
+
+    before_nms: int  # a row: a map, or all maps if `joint`
+    after_nms: int
+    per_image: int
+    joint: bool
+
+
+class Rpn(nn.Module):
+    """A small convolutional head, shared by all maps, that scores and shifts anchors."""
+
+    def __init__(self, config: ModelConfig, inputs: int) -> None:
+        super().__init__()
+        cells = _cells(config)
+        self.num_maps = len(cells)
+        for number, cell in enumerate(cells):
+            self.register_buffer(f"cell{number}", cell, persistent=False)
+        channels = config.fpn.channels if config.architecture == "fpn" else config.rpn.head_channels
+        self.conv = nn.Conv2d(inputs, channels, 3, padding=1)
+        self.objectness = nn.Conv2d(channels, cells[0].shape[0], 1)
+        self.box = nn.Conv2d(channels, cells[0].shape[0] * 4, 1)
+        for layer in (self.conv, self.objectness, self.box):
+            plain_normal(layer, std=0.01)
+
+    def forward(self, features: Features) -> RpnOutputs:
+        raw = [self.raw_outputs(feature) for feature in features.maps]
+        batch = features.sizes.shape[0]
+        anchors, keys, cells_inside = self._anchors(features)
+        logits = [scores.permute(0, 2, 3, 1).reshape(batch, -1).float() for scores, _ in raw]
+        deltas = [shifts.permute(0, 2, 3, 1).reshape(batch, -1, 4).float() for _, shifts in raw]
+        return RpnOutputs(
+            logits=torch.cat(logits, dim=1),
+            deltas=torch.cat(deltas, dim=1),
+            anchors=anchors,
+            keys=keys,
+            inside=cells_inside,
+            counts=tuple(part.shape[1] for part in logits),
+        )
+
+    def raw_outputs(self, feature: Tensor) -> tuple[Tensor, Tensor]:
+        """Objectness [B, A, h, w] and box code [B, 4 A, h, w] of one map [B, C, h, w]."""
+        hidden = F.relu_(self.conv(feature))
+        return self.objectness(hidden), self.box(hidden)
+
+    def _anchors(self, features: Features) -> tuple[Tensor, Tensor, Tensor]:
+        """Anchors [N, 4], their keys [N], and whether each image has them on its own canvas [B, N]."""
+        anchors, keys, cells_inside = [], [], []
+        for number, (feature, extent) in enumerate(zip(features.maps, features.extents, strict=True)):
+            height, width = feature.shape[2:]
+            cell: Tensor = getattr(self, f"cell{number}")
+            num_anchors = cell.shape[0]
+            stride = features.strides[number]
+            anchors.append(anchor_grid(cell, stride=stride, height=height, width=width))
+            keys.append(
+                anchor_keys(level=number, height=height, width=width, num_anchors=num_anchors, device=feature.device)
+            )
+            here = inside(extent, height=height, width=width)[..., None]  # [B, h, w, 1]
+            cells_inside.append(here.expand(-1, -1, -1, num_anchors).flatten(1))
+        return torch.cat(anchors), torch.cat(keys), torch.cat(cells_inside, dim=1)
+
+
+@torch.no_grad()
+def propose(
+    outputs: RpnOutputs,
+    sizes: Tensor,
+    limits: ProposalLimits,
+    *,
+    nms_iou: float,
+    min_size: float,
+    max_log_scale: float,
+) -> Proposals:
+    """The best boxes of each image of `sizes` [B, 2] that do not overlap much, map by map or jointly."""
+    counts = (sum(outputs.counts),) if limits.joint else outputs.counts
+    candidates = min(limits.before_nms, max(counts))
+    scores, boxes, valid = [], [], []
+    start = 0
+    for count in counts:
+        part = slice(start, start + count)
+        start += count
+        top, index, found = topk_sorted(outputs.logits[:, part], outputs.inside[:, part], candidates)  # [B, k]
+        deltas = outputs.deltas[:, part].gather(1, index[..., None].expand(-1, -1, 4))
+        decoded = decode_boxes(deltas, outputs.anchors[part][index], max_log_scale=max_log_scale)
+        decoded = clip_boxes(decoded, sizes)
+        if min_size > 0:
+            found = found & ((decoded[..., 2:] - decoded[..., :2]) > min_size).all(dim=-1)
+        missing = candidates - top.shape[1]
+        scores.append(F.pad(top, (0, missing)))
+        boxes.append(F.pad(decoded, (0, 0, 0, missing)))
+        valid.append(F.pad(found, (0, missing)))
+    keep = nms_keep(torch.cat(boxes), torch.cat(valid), threshold=nms_iou)  # [maps * B, k]
+    keep = keep & (keep.cumsum(dim=1) <= limits.after_nms)
+    kept = torch.cat(keep.chunk(len(counts)), dim=1)  # [B, maps * k]
+    all_boxes = torch.cat(boxes, dim=1)
+    best, index, found = topk_sorted(torch.cat(scores, dim=1), kept, limits.per_image)
+    picked = all_boxes.gather(1, index[..., None].expand(-1, -1, 4))
+    return Proposals(boxes=torch.where(found[..., None], picked, 0.0), scores=best, valid=found)
+
+
+@torch.no_grad()
+def rpn_targets(
+    outputs: RpnOutputs, targets: Targets, sizes: Tensor, *, seeds: Tensor | None, config: RpnConfig
+) -> RpnTargets:
+    """What the anchors should say about `targets`; `seeds` [B] pick the ones that are asked, None asks all."""
+    labels, matched = rpn_labels(
+        outputs.anchors,
+        targets.boxes,
+        targets.valid,
+        sizes,
+        targets.crowd_boxes,
+        targets.crowd_valid,
+        positive_iou=config.positive_iou,
+        negative_iou=config.negative_iou,
+        crowd_overlap=config.crowd_overlap,
+    )
+    if seeds is not None:
+        noise = hash_uniform(seeds, outputs.keys, stream=ANCHOR_STREAM)
+        labels = subsample_labels(
+            labels, noise, num_samples=config.samples_per_image, positive_fraction=config.positive_fraction
+        )
+    boxes = targets.boxes.gather(1, matched[..., None].expand(-1, -1, 4))  # [B, N, 4]
+    return RpnTargets(labels=labels, deltas=encode_boxes(boxes, outputs.anchors))
+
+
+def proposal_limits(config: ModelConfig, *, training: bool) -> ProposalLimits:
+    rpn = config.rpn
+    if config.architecture == "fpn" and config.fpn.proposal_mode == "Level":
+        numbers = (
+            (rpn.train_per_level_pre_nms, rpn.train_per_level_post_nms, rpn.train_per_image)
+            if training
+            else (rpn.test_per_level_pre_nms, rpn.test_per_level_post_nms, rpn.test_per_image)
+        )
+        return ProposalLimits(*numbers, joint=False)
+    before, after = (rpn.train_pre_nms, rpn.train_post_nms) if training else (rpn.test_pre_nms, rpn.test_post_nms)
+    return ProposalLimits(before, after, after, joint=True)
+
+
+def _cells(config: ModelConfig) -> list[Tensor]:
+    """Anchors [A, 4] of one cell of each map."""
+    rpn = config.rpn
+    if config.architecture == "c4":
+        return [_cell(rpn, rpn.anchor_stride, rpn.anchor_sizes)]
+    return [
+        _cell(rpn, stride, [size]) for stride, size in zip(config.fpn.anchor_strides, rpn.anchor_sizes, strict=True)
+    ]
+
+
+def _cell(config: RpnConfig, stride: int, sizes: Sequence[float]) -> Tensor:
+    if config.legacy_anchors:
+        return legacy_cell_anchors(stride, sizes, config.anchor_ratios)
+    return cell_anchors(sizes, config.anchor_ratios)
