@@ -1,0 +1,49 @@
+"""From an image file to 8-bit BGR pixels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from maskfleet.errors import DataError
+
+# The stored orientation is left out of account: COCO's boxes are those of the pixels as they lie in the file.
+DECODE_FLAGS = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+
+
+def read_image(path: Path, *, image_id: int, size: tuple[int, int] | None = None) -> npt.NDArray[np.uint8]:
+    """Pixels [h, w, 3] of the image file; DataError if it is missing, broken, or not of (height, width) `size`.
+
+    Grey and CMYK become BGR, alpha is dropped, 16 bits are cut to the upper 8.
+    """
+    named = f"image {image_id}, {path}"
+    try:
+        data = np.fromfile(path, np.uint8)
+    except OSError as error:
+        raise DataError(
+            f"{named}, cannot be read: {error.strerror or error}",
+            remedy="put the file back, or set data.on_bad=skip to train without it",
+        ) from error
+    pixels = _decoded(data) if len(data) else None
+    if pixels is None:
+        what = "is not a whole image that OpenCV can decode" if len(data) else "is empty"
+        raise DataError(f"{named}, {what}", remedy="replace the file, or set data.on_bad=skip to train without it")
+    if size is not None and pixels.shape[:2] != size:
+        raise DataError(
+            f"{named}, is {pixels.shape[0]} x {pixels.shape[1]} (height x width), but the annotations say "
+            f"{size[0]} x {size[1]}",
+            remedy="correct width and height in the annotation file, or set data.on_bad=skip to train without it",
+        )
+    return pixels
+
+
+def _decoded(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None:
+    """Pixels of an encoded image; None if OpenCV finds none, or more than it takes."""
+    try:
+        pixels = cv2.imdecode(data, DECODE_FLAGS)
+    except cv2.error:
+        return None
+    return None if pixels is None else np.asarray(pixels, np.uint8)

@@ -1,0 +1,69 @@
+"""The resize, cut and flip of `augment.place_image` on the device, so that a worker only decodes.
+
+Shapes: B images, h0 x w0 the padded source, H x W the canvas.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """The geometry of each image of a batch (see `augment.Geometry`) and the canvas that all go on."""
+
+    source: Tensor  # [B, 2] int64 (height, width)
+    resized: Tensor  # [B, 2] int64
+    offset: Tensor  # [B, 2] int64 (y, x)
+    flip: Tensor  # [B] bool
+    canvas: tuple[int, int]
+
+    def to(self, device: torch.device | str) -> Moves:
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True)
+
+        return Moves(moved(self.source), moved(self.resized), moved(self.offset), moved(self.flip), self.canvas)
+
+    def pin_memory(self) -> Moves:
+        source, resized = self.source.pin_memory(), self.resized.pin_memory()
+        return Moves(source, resized, self.offset.pin_memory(), self.flip.pin_memory(), self.canvas)
+
+
+def resize_on_device(pixels: Tensor, sizes: Tensor, moves: Moves) -> Tensor:
+    """Source `pixels` uint8 [B, 3, h0, w0] -> uint8 [B, 3, H, W] with each image's `sizes` [B, 2] in its corner.
+
+    The samples are those of OpenCV's INTER_LINEAR: centres at half pixels, the border repeated. OpenCV works with
+    11-bit weights, so that a value may differ by one.
+    """
+    height, width = moves.canvas
+    x_is_flipped = moves.flip[:, None]
+    rows = torch.arange(height, device=pixels.device)[None]  # [1, H]
+    columns = torch.arange(width, device=pixels.device)[None]  # [1, W]
+    shown = (rows < sizes[:, :1])[:, :, None] & (columns < sizes[:, 1:])[:, None, :]  # [B, H, W]
+    columns = torch.where(x_is_flipped, sizes[:, 1:] - 1 - columns, columns)  # [B, W]
+    top, bottom, down = _taps(rows + moves.offset[:, :1], moves.source[:, :1], moves.resized[:, :1])
+    left, right, across = _taps(columns + moves.offset[:, 1:], moves.source[:, 1:], moves.resized[:, 1:])
+    image = torch.arange(len(pixels), device=pixels.device)[:, None, None]
+    table = pixels.permute(0, 2, 3, 1)  # [B, h0, w0, 3], as the worker laid it out
+    down, across = down[:, :, None, None], across[:, None, :, None]
+
+    def across_row(row: Tensor) -> Tensor:
+        near = table[image, row[:, :, None], left[:, None, :]].float()  # [B, H, W, 3]
+        return near + across * (table[image, row[:, :, None], right[:, None, :]].float() - near)
+
+    upper = across_row(top)
+    moved = upper + down * (across_row(bottom) - upper)
+    moved = torch.where(shown[..., None], (moved + 0.5).floor(), 0.0).to(torch.uint8)
+    return moved.permute(0, 3, 1, 2)
+
+
+def _taps(place: Tensor, source: Tensor, resized: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The two source pixels that each target pixel lies between, and how far from the first -> three [B, n]."""
+    centre = (place + 0.5) * (source.double() / resized) - 0.5
+    last = (source - 1).double()
+    centre = torch.minimum(centre.clamp(min=0), last)
+    first = centre.floor()
+    return first.long(), torch.minimum(first + 1, last).long(), (centre - first).float()

@@ -1,0 +1,221 @@
+"""Which images make up which batch: a pure function of the seed, so that a run can be resumed anywhere.
+
+Training is one endless stream of batches, pass after pass over the set. Batch k of the stream is the same whatever
+the number of ranks; with W ranks, rank r takes batches r, r + W, r + 2 W, ... Hence a run that goes on with another
+number of ranks neither loses nor repeats an image. In each pass every image comes once. Only where the images of a
+bucket do not divide by the batch size are the last places filled with images a second time: fewer than a batch a
+bucket and pass. When a pass does not divide by the ranks, the step that ends it also begins the next one.
+
+Shapes: N images, M batches of a pass, B images a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from maskfleet.errors import TrainingError
+
+Ints = npt.NDArray[np.int64]
+
+ORDER_DOMAIN, IMAGE_DOMAIN = 1, 2  # keep the numbers drawn for the order apart from those drawn for an image
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """What a worker needs to make one batch."""
+
+    pass_index: int
+    bucket: int
+    images: tuple[int, ...]  # [B] places in the set
+    copies: tuple[int, ...]  # [B] 0; 1, 2, ... for an image that fills up a batch a second, third time
+
+
+class TrainOrder:
+    """The endless stream of training batches of a set whose images lie in `buckets` [N].
+
+    `group` batches in a row share a bucket as far as possible, so that no rank of that many waits for a larger canvas.
+    """
+
+    def __init__(self, buckets: Ints, *, images_per_batch: int, seed: int, group: int = 1) -> None:
+        assert len(buckets), "an order needs images"
+        self.images_per_batch = images_per_batch
+        self.seed = seed
+        self.group = group
+        self.num_images = len(buckets)
+        self._members = [np.flatnonzero(buckets == bucket) for bucket in range(int(buckets.max()) + 1)]
+        counts = [-(-len(members) // images_per_batch) for members in self._members]
+        self._bucket_of_batch = np.repeat(np.arange(len(counts)), counts)  # [M], before the shuffle
+        self._cached: tuple[int, Ints, Ints, Ints] | None = None
+
+    @property
+    def batches_per_pass(self) -> int:
+        return len(self._bucket_of_batch)
+
+    @property
+    def repeats_per_pass(self) -> int:
+        """Places of a pass that are filled by an image a second time."""
+        return self.batches_per_pass * self.images_per_batch - self.num_images
+
+    def batch(self, number: int) -> PlannedBatch:
+        """Batch `number` of the stream; those before it need not be asked for."""
+        pass_index, place = divmod(number, self.batches_per_pass)
+        images, copies, buckets = self.batches(pass_index)
+        return PlannedBatch(
+            pass_index, int(buckets[place]), tuple(images[place].tolist()), tuple(copies[place].tolist())
+        )
+
+    def batches(self, pass_index: int) -> tuple[Ints, Ints, Ints]:
+        """All batches of a pass -> (images [M, B], copies [M, B], bucket [M])."""
+        if self._cached is None or self._cached[0] != pass_index:
+            rng = np.random.default_rng([ORDER_DOMAIN, self.seed, pass_index])
+            filled = [self._filled(members, rng) for members in self._members]
+            images = np.concatenate([images for images, _ in filled])
+            copies = np.concatenate([copies for _, copies in filled])
+            order = self._arranged(pass_index, rng)
+            self._cached = (pass_index, images[order], copies[order], self._bucket_of_batch[order])
+        return self._cached[1:]
+
+    def _filled(self, members: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        """The members of a bucket shuffled into whole batches -> (images [m, B], copies [m, B])."""
+        shuffled = rng.permutation(members)
+        places = np.arange(-(-len(members) // self.images_per_batch) * self.images_per_batch)
+        shape = (-1, self.images_per_batch)
+        if not len(members):
+            return places.reshape(shape), places.reshape(shape)
+        return shuffled[places % len(members)].reshape(shape), (places // len(members)).reshape(shape)
+
+    def _arranged(self, pass_index: int, rng: np.random.Generator) -> Ints:
+        """The order [M] of a pass's batches: runs of `group` alike, on borders of `group` in the stream."""
+        if self.group == 1:
+            return rng.permutation(self.batches_per_pass)
+        runs: list[Ints] = []
+        singles: list[int] = []
+        for bucket in range(len(self._members)):
+            alike = rng.permutation(np.flatnonzero(self._bucket_of_batch == bucket))
+            whole = len(alike) // self.group * self.group
+            runs.extend(alike[:whole].reshape(-1, self.group))
+            singles.extend(alike[whole:].tolist())
+        before_border = -pass_index * self.batches_per_pass % self.group
+        runs = [runs[index] for index in rng.permutation(len(runs))]
+        if len(singles) < before_border and runs:
+            singles.extend(runs.pop().tolist())
+        loose = rng.permutation(np.array(singles, np.int64))
+        return np.concatenate([loose[:before_border], *runs, loose[before_border:]])
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a run stands in the stream: before step `step` the first `batch` batches are used up.
+
+    `images_per_batch`, `group` and `batches_per_pass` tell how the stream was made; a checkpoint keeps all five.
+    """
+
+    step: int
+    batch: int
+    images_per_batch: int
+    group: int
+    batches_per_pass: int
+
+    @property
+    def images_seen(self) -> int:
+        """Images the run has been given so far, by all ranks."""
+        return self.batch * self.images_per_batch
+
+    def as_dict(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in CURSOR_FIELDS}
+
+
+CURSOR_FIELDS = ("step", "batch", "images_per_batch", "group", "batches_per_pass")
+
+
+def cursor_from(saved: Mapping[str, Any]) -> Cursor:
+    """The cursor that `as_dict` wrote; TrainingError if it is not one."""
+    values = {name: saved.get(name) for name in CURSOR_FIELDS}
+    low = {"step": 0, "batch": 0}
+    bad = [name for name, value in values.items() if not isinstance(value, int) or value < low.get(name, 1)]
+    if bad or set(saved) != set(CURSOR_FIELDS):
+        raise TrainingError(
+            f"the checkpoint's data position {dict(saved)} is not one",
+            remedy="resume from an older checkpoint, or start anew from its weights with train.weights",
+        )
+    return Cursor(**values)  # type: ignore[arg-type]
+
+
+class RankStream:
+    """The part of the stream that one rank sees, counted in steps."""
+
+    def __init__(self, order: TrainOrder, *, rank: int, world_size: int, start: Cursor | None = None) -> None:
+        assert 0 <= rank < world_size
+        self.order = order
+        self.rank = rank
+        self.world_size = world_size
+        self.start = self._carried_over(start) if start is not None else self._cursor(0, 0)
+
+    @property
+    def steps_per_pass(self) -> int:
+        """Steps after which every image has been seen once more."""
+        return -(-self.order.batches_per_pass // self.world_size)
+
+    def planned(self, step: int) -> PlannedBatch:
+        """The batch of this rank at `step`."""
+        return self.order.batch(self.cursor(step).batch + self.rank)
+
+    def position(self, step: int) -> tuple[int, int]:
+        """Where the first rank is at `step` -> (pass, batch inside the pass)."""
+        return divmod(self.cursor(step).batch, self.order.batches_per_pass)
+
+    def cursor(self, step: int) -> Cursor:
+        """Where the run stands before `step`: what a checkpoint keeps."""
+        if step < self.start.step:
+            raise TrainingError(
+                f"step {step} lies before step {self.start.step}, from which this run was resumed",
+                remedy="resume from a checkpoint at or before that step",
+            )
+        return self._cursor(step, self.start.batch + (step - self.start.step) * self.world_size)
+
+    def _cursor(self, step: int, batch: int) -> Cursor:
+        order = self.order
+        return Cursor(step, batch, order.images_per_batch, order.group, order.batches_per_pass)
+
+    def _carried_over(self, saved: Cursor) -> Cursor:
+        """`saved` in batches of this stream: the same pass, after as many of its images as were seen of it."""
+        order = self.order
+        if (saved.images_per_batch, saved.batches_per_pass) == (order.images_per_batch, order.batches_per_pass):
+            return self._cursor(saved.step, saved.batch)
+        pass_index, place = divmod(saved.batch, saved.batches_per_pass)
+        place = min(place * saved.images_per_batch // order.images_per_batch, order.batches_per_pass)
+        return self._cursor(saved.step, pass_index * order.batches_per_pass + place)
+
+
+def order_group(areas: set[int], world_size: int, saved: Cursor | None, images_per_batch: int) -> int:
+    """How many batches in a row should share a bucket: one a rank where canvases differ in area.
+
+    A resumed run keeps its own, whatever its ranks are now, so that the order of the pass it is in stays.
+    """
+    if saved is not None and saved.images_per_batch == images_per_batch:
+        return saved.group
+    return world_size if len(areas) > 1 else 1
+
+
+def evaluation_batches(
+    buckets: Ints, *, images_per_batch: int, rank: int = 0, world_size: int = 1
+) -> list[PlannedBatch]:
+    """This rank's share of every image once: bucket after bucket, the last batch of each perhaps short."""
+    planned = []
+    for bucket in range(int(buckets.max(initial=-1)) + 1):
+        members = np.flatnonzero(buckets == bucket).tolist()
+        for start in range(0, len(members), images_per_batch):
+            images = tuple(members[start : start + images_per_batch])
+            planned.append(PlannedBatch(0, bucket, images, (0,) * len(images)))
+    return planned[rank::world_size]
+
+
+def image_seed(run_seed: int, pass_index: int, set_index: int, image_id: int, copy: int) -> int:
+    """The number, 0 .. 2**63 - 1, that decides everything random about one showing of one image."""
+    words = [IMAGE_DOMAIN, run_seed, pass_index, set_index, image_id % 2**64, copy]
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1))
