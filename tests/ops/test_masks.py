@@ -247,3 +247,24 @@ def test_compiles_as_one_graph_with_the_same_bits():
     compiled = torch.compile(mask_targets, fullgraph=True, backend="aot_eager")
     plain = mask_targets(outlines, sizes, boxes, matched, valid, resolution=14)
     assert torch.equal(compiled(outlines, sizes, boxes, matched, valid, resolution=14), plain)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_gives_the_cpus_targets_and_repeats_them_from_a_graph():
+    edges, sizes, boxes, matched = two_images()
+    outlines = pack_outlines(edges, num_instances=8)
+    valid = torch.rand(matched.shape, generator=torch.Generator().manual_seed(1)) < 0.8
+    cpu = mask_targets(outlines, sizes, boxes, matched, valid, resolution=14)
+    fields = {name: getattr(outlines, name).cuda() for name in ("edges", "part", "start", "count")}
+    there = dataclasses.replace(outlines, **fields)
+    arguments = (there, sizes.cuda(), boxes.cuda(), matched.cuda(), valid.cuda())
+    eager = mask_targets(*arguments, resolution=14)
+    torch.testing.assert_close(eager.cpu(), cpu, atol=1e-5, rtol=0)  # a division may round otherwise there
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        captured = mask_targets(*arguments, resolution=14)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(captured, eager)

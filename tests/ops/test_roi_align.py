@@ -245,3 +245,30 @@ def test_the_gather_keeps_the_rules_of_a_custom_op():
     table = torch.randn(5, 3, requires_grad=True)
     index = torch.tensor([[0, 4], [4, 4], [2, 1]], dtype=torch.int32)
     torch.library.opcheck(weighted_rows, (table, index, torch.rand(3, 2)))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_gives_the_cpus_values_and_gradient_and_repeats_them_from_a_graph():
+    features, strides = pyramid(2, 32, 64), [1, 2, 4]
+    boxes = torch.stack([awkward_boxes(64, seed=1), awkward_boxes(64, seed=2)])
+
+    def both(maps: list[Tensor], boxes: Tensor, extents: list[Tensor]) -> tuple[Tensor, ...]:
+        levels = roi_levels(boxes, min_level=0, max_level=2)
+        pooled = multilevel_roi_align(maps, boxes, extents, strides=strides, levels=levels, resolution=7)
+        return (pooled.detach(), *torch.autograd.grad(pooled.square().sum(), maps))
+
+    cpu = both([feature.clone().requires_grad_() for feature in features], boxes, extents_of(features))
+    maps = [feature.cuda().requires_grad_() for feature in features]
+    arguments = (maps, boxes.cuda(), [extent.cuda() for extent in extents_of(features)])
+    eager = both(*arguments)
+    torch.testing.assert_close([tensor.cpu() for tensor in eager], list(cpu), atol=2e-5, rtol=1e-5)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        both(*arguments)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        captured = both(*arguments)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(one, two) for one, two in zip(captured, eager, strict=True))
