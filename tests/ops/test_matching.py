@@ -160,8 +160,9 @@ def test_looking_at_few_ground_truths_at_a_time_changes_nothing(monkeypatch: pyt
     corner = torch.randint(0, 60, (11, 2), generator=torch.Generator().manual_seed(0)).float()
     boxes = torch.cat([corner, corner + 30], dim=-1)
     boxes[7] = boxes[2]  # equals, in different portions
+    monkeypatch.setattr(matching, "_GTS_AT_ONCE", 11)
     whole = labels_of_one(anchors, boxes, (96, 128))
-    monkeypatch.setattr(matching, "_PAIRS_AT_ONCE", 3 * len(anchors))
+    monkeypatch.setattr(matching, "_GTS_AT_ONCE", 3)
     parts = labels_of_one(anchors, boxes, (96, 128))
     assert torch.equal(whole[0], parts[0])
     assert torch.equal(whole[1], parts[1])
@@ -215,6 +216,21 @@ def test_compiled_labels_keep_every_tie() -> None:
     )  # fmt: skip
     assert torch.equal(compiled[0][0], eager[0])
     assert torch.equal(compiled[1][0], eager[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # inductor's own
+@pytest.mark.parametrize("compiled", [False, True])
+def test_labels_of_a_cuda_device_are_the_cpus(compiled: bool) -> None:
+    anchors = field(256, 320)
+    boxes = load("ops_anchors.npz")["label_gt_boxes"].repeat(3, 1)  # more than one portion, and ties
+    valid, no_crowd = torch.ones(1, len(boxes), dtype=torch.bool), torch.zeros(1, 0, dtype=torch.bool)
+    arguments = (anchors, boxes[None], valid, torch.tensor([[256, 320]]), torch.zeros(1, 0, 4), no_crowd)
+    there = torch.compile(rpn_labels, fullgraph=True) if compiled else rpn_labels
+    on_device = there(*(tensor.cuda() for tensor in arguments), **RULES)
+    for seen, expected in zip(on_device, rpn_labels(*arguments, **RULES), strict=True):
+        assert torch.equal(seen.cpu(), expected)
 
 
 def test_both_functions_are_one_graph() -> None:

@@ -80,17 +80,29 @@ def test_keys_may_differ_from_image_to_image() -> None:
         assert torch.equal(both[image], alone[0])
 
 
+def draw(seeds: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    noise = hash_uniform(seeds, keys, stream=2)
+    labels = torch.where(noise < 0.1, 1, 0).to(torch.int8)
+    return noise, subsample_labels(labels, noise, num_samples=256, positive_fraction=0.5)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # inductor's own
 def test_compiled_noise_and_samples_have_the_same_bits() -> None:
-    def draw(seeds: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        noise = hash_uniform(seeds, keys, stream=2)
-        labels = torch.where(noise < 0.1, 1, 0).to(torch.int8)
-        return noise, subsample_labels(labels, noise, num_samples=256, positive_fraction=0.5)
-
     seeds, keys = torch.tensor([3, -9]), anchor_keys(level=2, height=30, width=40, num_anchors=3)
     for seen, expected in zip(torch.compile(draw, fullgraph=True)(seeds, keys), draw(seeds, keys), strict=True):
         assert torch.equal(seen, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # inductor's own
+@pytest.mark.parametrize("compiled", [False, True])
+def test_noise_and_samples_on_a_cuda_device_have_the_same_bits(compiled: bool) -> None:
+    seeds, keys = torch.tensor([3, -9]), anchor_keys(level=2, height=200, width=336, num_anchors=3)
+    there = torch.compile(draw, fullgraph=True) if compiled else draw
+    for seen, expected in zip(there(seeds.cuda(), keys.cuda()), draw(seeds, keys), strict=True):
+        assert torch.equal(seen.cpu(), expected)
 
 
 def counts(labels: Tensor) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from maskfleet.ops.boxes import pairwise_iou
 
-_PAIRS_AT_ONCE = 1 << 24  # bounds the memory of rpn_labels: about 128 MiB for each [B, N, some of G] float64
+_GTS_AT_ONCE = 8  # ground truths that rpn_labels compares with all anchors together: bounds its memory, fits a cache
 
 
 def rpn_labels(
@@ -68,14 +68,16 @@ def _best_matches(anchors: Tensor, boxes: Tensor, valid: Tensor, inside: Tensor)
     best_iou = torch.full(inside.shape, -1.0, dtype=torch.float64, device=anchors.device)
     matched = torch.zeros(inside.shape, dtype=torch.int64, device=anchors.device)
     is_best = torch.zeros_like(inside)
-    step = max(1, _PAIRS_AT_ONCE // max(1, inside.numel()))
-    for start in range(0, boxes.shape[1], step):
-        part_valid = valid[:, None, start : start + step]  # [B, 1, g]
-        overlap = _exact_overlap(anchors[None], boxes[:, start : start + step])  # [B, N, g]
-        iou = torch.where(part_valid, overlap / _union(anchors[None], boxes[:, start : start + step], overlap), -1.0)
-        best_of_gt = torch.where(inside[:, :, None], iou, -1.0).amax(dim=1, keepdim=True)  # [B, 1, g]
-        is_best = is_best | ((iou == best_of_gt) & part_valid).any(dim=-1)
-        part_iou, part_matched = iou.max(dim=-1)
+    anchor_area = _exact_area(anchors)
+    for start in range(0, boxes.shape[1], _GTS_AT_ONCE):
+        part = boxes[:, start : start + _GTS_AT_ONCE]  # [B, g, 4]
+        part_valid = valid[:, start : start + _GTS_AT_ONCE, None]  # [B, g, 1]
+        overlap = _exact_overlap(part, anchors)  # [B, g, N]
+        union = (anchor_area + _exact_area(part)[:, :, None] - overlap).clamp(min=1e-9)
+        iou = torch.where(part_valid, overlap / union, -1.0)
+        best_of_gt = torch.where(inside[:, None, :], iou, -1.0).amax(dim=2, keepdim=True)  # [B, g, 1]
+        is_best = is_best | ((iou == best_of_gt) & part_valid).any(dim=1)
+        part_iou, part_matched = iou.max(dim=1)
         better = part_iou > best_iou  # the first of equals stays
         best_iou = torch.where(better, part_iou, best_iou)
         matched = torch.where(better, part_matched + start, matched)
@@ -84,19 +86,19 @@ def _best_matches(anchors: Tensor, boxes: Tensor, valid: Tensor, inside: Tensor)
 
 def _in_crowd(anchors: Tensor, crowd_boxes: Tensor, crowd_valid: Tensor, crowd_overlap: float) -> Tensor:
     """Whether more than `crowd_overlap` of each anchor lies in one of the crowds -> [B, N]."""
-    share = _exact_overlap(anchors[None], crowd_boxes) / _exact_area(anchors)[None, :, None]  # [B, N, C]
-    return ((share > crowd_overlap) & crowd_valid[:, None, :]).any(dim=-1)
+    share = _exact_overlap(crowd_boxes, anchors) / _exact_area(anchors)  # [B, C, N]
+    return ((share > crowd_overlap) & crowd_valid[:, :, None]).any(dim=1)
 
 
 # "Anchors that attain a gt's maximum" asks for equality, and a compiler may compute an IoU twice, with and without
 # fused multiply-add. The product of two float32 is exact in float64, so fusing changes nothing here: equal stays equal.
 
 
-def _exact_overlap(a: Tensor, b: Tensor) -> Tensor:
-    """Common area [B, N, G] float64 of `a` [1, N, 4] and `b` [B, G, 4]; the sides are rounded to float32."""
-    a, b = a[:, :, None, :], b[:, None, :, :]
-    width = torch.minimum(a[..., 2], b[..., 2]) - torch.maximum(a[..., 0], b[..., 0])
-    height = torch.minimum(a[..., 3], b[..., 3]) - torch.maximum(a[..., 1], b[..., 1])
+def _exact_overlap(boxes: Tensor, anchors: Tensor) -> Tensor:
+    """Common area [B, G, N] float64 of `boxes` [B, G, 4] and `anchors` [N, 4]; the sides are rounded to float32."""
+    x1, y1, x2, y2 = boxes[..., None].unbind(dim=2)  # each [B, G, 1]
+    width = torch.minimum(x2, anchors[:, 2]) - torch.maximum(x1, anchors[:, 0])
+    height = torch.minimum(y2, anchors[:, 3]) - torch.maximum(y1, anchors[:, 1])
     return width.clamp(min=0).to(torch.float64) * height.clamp(min=0).to(torch.float64)
 
 
@@ -104,8 +106,3 @@ def _exact_area(boxes: Tensor) -> Tensor:
     """Area [...] float64 of boxes [..., 4]; the sides are rounded to float32."""
     size = (boxes[..., 2:] - boxes[..., :2]).clamp(min=0).to(torch.float64)
     return size[..., 0] * size[..., 1]
-
-
-def _union(a: Tensor, b: Tensor, overlap: Tensor) -> Tensor:
-    """Area covered by `a` [1, N, 4] or `b` [B, G, 4], given what they share [B, N, G] -> [B, N, G] float64."""
-    return (_exact_area(a)[:, :, None] + _exact_area(b)[:, None, :] - overlap).clamp(min=1e-9)
