@@ -1,1 +1,1 @@
-"""Here so that pytest puts tests/ on the path: tests import the slow references (reference*.py) by name."""
+"""pyproject.toml puts tests/ on the path: tests import the slow references (reference*.py) by name."""

@@ -10,7 +10,7 @@ C = TypeVar("C", bound="Config")
 
 
 class Config(BaseModel):
-    """A frozen, typed section of the configuration; unknown keys are errors, the docstring under a field is its help."""
+    """A frozen, typed section; unknown keys are errors, and the docstring under a field is its help."""
 
     model_config = ConfigDict(
         extra="forbid",

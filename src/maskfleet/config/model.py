@@ -24,13 +24,13 @@ class BackboneConfig(Config):
     """Bottleneck blocks in each of the four groups: 3,4,6,3 is ResNet-50 and 3,4,23,3 is ResNet-101."""
 
     stem_channels: int = Field(default=64, ge=8, multiple_of=8)
-    """Channels after the first convolution; the groups have 4, 8, 16 and 32 times as many. 64 is every published ResNet."""
+    """Channels after the first convolution; the groups have 4, 8, 16 and 32 times as many. 64 is the usual ResNet."""
 
     norm: Literal["FreezeBN", "SyncBN", "GN", "None"] = "FreezeBN"
-    """Normalisation: stored statistics (FreezeBN), statistics over all GPUs (SyncBN), groups (GN), or nothing (None)."""
+    """Normalisation: stored statistics (FreezeBN), those of all GPUs (SyncBN), groups (GN), or nothing (None)."""
 
     freeze_at: int = Field(default=2, ge=0, le=2)
-    """How many stages stay as loaded: 0 trains everything, 1 freezes the stem, 2 freezes the stem and the first group."""
+    """Stages that stay as loaded: 0 trains everything, 1 freezes the stem, 2 freezes stem and first group."""
 
     freeze_affine: bool = False
     """Whether the scale and offset of FreezeBN stay as loaded in every stage."""
@@ -42,7 +42,7 @@ class BackboneConfig(Config):
     """Whether a group's stride sits in its first 1x1 convolution (Caffe and MSRA weights) instead of the 3x3 one."""
 
     weights: str | None = None
-    """File of ImageNet weights to start from: TensorPack .npz, torchvision .pth or .safetensors. None starts at random."""
+    """ImageNet weights to start from (.npz, .pth or .safetensors), also looked for under data.root; None is random."""
 
     @model_validator(mode="after")
     def _affine_needs_frozen_statistics(self) -> BackboneConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -14,7 +15,7 @@ ImagesPerGpu = Annotated[int, Field(ge=1, le=256)]
 
 def _rising(values: tuple[float, ...]) -> bool:
     """Whether there are values, each larger than the one before."""
-    return bool(values) and all(low < high for low, high in zip(values, values[1:], strict=False))
+    return bool(values) and all(low < high for low, high in pairwise(values))
 
 
 class SplitConfig(Config):
@@ -58,7 +59,7 @@ class DataConfig(Config):
     """Whether training leaves out images without any object."""
 
     buckets: Literal["orientation", "tight", "none"] | tuple[tuple[PositiveInt, PositiveInt], ...] = "orientation"
-    """Canvas shapes: one landscape and one portrait, tighter ones by aspect ratio, each batch's own, or (height, width) pairs."""
+    """Canvas shapes: one each for landscape and portrait, tighter ones, each batch's own, or [height, width] pairs."""
 
     num_workers: NonNegativeInt | None = None
     """Loader processes a rank; None chooses from the CPU cores, 0 loads in the training process."""
@@ -67,7 +68,7 @@ class DataConfig(Config):
     """What to do about broken images or annotations: stop before training and list them, or leave them out."""
 
     cache_dir: str | None = None
-    """Folder for the annotation store; None puts it beside the annotations, or in the user's cache if that is read-only."""
+    """Folder for the annotation store; None is beside the annotations, or the user's cache if that is read-only."""
 
     @model_validator(mode="after")
     def _ranges_in_order(self) -> DataConfig:
@@ -102,7 +103,7 @@ class TrainConfig(Config):
     """Steps over which the learning rate rises linearly to its full value."""
 
     warmup_init_lr: float = Field(default=1e-5, ge=0)
-    """Where warm-up starts, in the units of `base_lr`: the real rate at the first step is this times 8 / base_lr_images."""
+    """Where warm-up starts: the rate of the first step is this times 8 / base_lr_images, whatever the batch."""
 
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """Momentum of SGD."""
@@ -114,7 +115,7 @@ class TrainConfig(Config):
     """Steps, counted as if each had 8 images, after which the rate falls tenfold; the last one ends training."""
 
     epoch_schedule: tuple[tuple[PositiveFloat, PositiveFloat | None], ...] | None = None
-    """Pairs (epoch, factor): from that epoch on the full rate is multiplied by factor; the last, with null, ends training."""
+    """Pairs [epoch, factor]: after that epoch the rate is factor times the full one; the last, null, is the end."""
 
     images_per_epoch: PositiveInt | None = None
     """Images that count as one epoch; None is once through the training set."""
@@ -132,7 +133,7 @@ class TrainConfig(Config):
     """Whether the step is compiled; auto does it on a GPU."""
 
     weights: str | None = None
-    """Whole detector to start from (not to resume): a run directory, TensorPack .npz, torchvision .pth or .safetensors."""
+    """Whole detector to start from, not to resume: a run directory, .npz, .pth or .safetensors file."""
 
     ema_decay: float | None = Field(default=None, gt=0, lt=1)
     """Keep a moving average of the weights with this decay and evaluate that; None for off."""

@@ -1,0 +1,78 @@
+"""`maskfleet config`: see, understand and check the configuration of a run."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from maskfleet.cli.console import out, print_raw
+from maskfleet.cli.options import ConfigOption, JsonOption, RecipeOption, SetOption
+
+app = typer.Typer(help="See, understand and check the configuration of a run.", no_args_is_help=True)
+
+
+@app.command()
+def show(
+    recipe: RecipeOption = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    origin: Annotated[bool, typer.Option(help="Say beside each changed value where it came from.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the whole configuration, resolved: recipe, then file, then --set."""
+    from maskfleet.config.load import dump, resolve
+
+    resolved = resolve(recipe_name=recipe, file=config, sets=set_ or [])
+    if as_json:
+        print_raw(json.dumps(resolved.config.model_dump(mode="json"), indent=2))
+        return
+    text = dump(resolved.config, resolved.origins if origin else None)
+    if out.is_terminal:
+        from rich.syntax import Syntax
+
+        out.print(Syntax(text, "yaml", background_color="default"))
+    else:
+        print_raw(text)
+
+
+@app.command()
+def explain(
+    field: Annotated[str, typer.Argument(help="Field such as train.base_lr, or an old name such as MODE_MASK.")],
+) -> None:
+    """Say what one field means, what it takes, its default and its old names."""
+    from maskfleet.cli.explain_field import explanation
+
+    print_raw(explanation(field))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of run.yaml, for editors that complete and check."""
+    from maskfleet.config.run import RunConfig
+
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | RunConfig.model_json_schema()
+    print_raw(json.dumps(document, indent=2))
+
+
+@app.command()
+def recipes(as_json: JsonOption = False) -> None:
+    """List the recipes."""
+    from maskfleet.config.recipes import RECIPES
+
+    rows = [(name, (recipe.build.__doc__ or "").strip(), recipe.published_ap) for name, recipe in RECIPES.items()]
+    if as_json:
+        print_raw(
+            json.dumps([{"name": name, "summary": summary, "published_ap": ap} for name, summary, ap in rows], indent=2)
+        )
+        return
+    from rich.table import Table
+
+    table = Table("recipe", "what it trains", "published AP", box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
+    out.print(
+        "\nPublished AP: box;mask on COCO val2017 as TensorPack and AWS Samples report it for their code, in percent."
+    )

@@ -1,0 +1,49 @@
+"""The command line. Heavy imports happen inside the commands, so that --help is quick."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from maskfleet import __version__
+from maskfleet.cli import config as config_command
+from maskfleet.cli import doctor as doctor_command
+from maskfleet.cli.console import print_error
+from maskfleet.errors import MaskfleetError
+
+app = typer.Typer(
+    name="maskfleet",
+    help="Train Mask R-CNN and Faster R-CNN: one run file, from laptop to cluster.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(config_command.app, name="config")
+app.command("doctor")(doctor_command.doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"maskfleet {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", "-V", help="Print the version and exit.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Train Mask R-CNN and Faster R-CNN: one run file, from laptop to cluster."""
+
+
+def main() -> None:
+    """Run the command line; errors that a user can mend become one message and an exit code."""
+    try:
+        app()
+    except MaskfleetError as error:
+        print_error(error)
+        sys.exit(error.exit_code)

@@ -1,0 +1,195 @@
+"""LaunchConfig: where a run happens. A tagged union; numbers that follow from others (ranks, slots) are derived."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter, model_validator
+
+from maskfleet.config.base import Config
+
+
+class LocalLaunch(Config):
+    """On this machine."""
+
+    on: Literal["local"] = "local"
+    """Where to run."""
+
+    gpus: NonNegativeInt | None = None
+    """GPUs to use; None is all there are, 0 is the CPU."""
+
+    max_restarts: NonNegativeInt = 3
+    """How often a run that died is started again from its last checkpoint."""
+
+    detach: bool = False
+    """Whether the command returns at once and the run goes on in the background."""
+
+
+class SshLaunch(Config):
+    """On machines reached by SSH."""
+
+    on: Literal["ssh"] = "ssh"
+    """Where to run."""
+
+    hosts: tuple[str, ...] = ()
+    """Hosts, as in ~/.ssh/config; `host slots=8` gives the number of ranks there."""
+
+    hosts_file: str | None = None
+    """File with one host a line, instead of `hosts`."""
+
+    user: str | None = None
+    """Login name; None leaves it to ~/.ssh/config."""
+
+    min_nodes: PositiveInt | None = None
+    """The run goes on while at least this many hosts are left; None needs all of them."""
+
+    max_restarts: NonNegativeInt = 3
+    """How often a run that died is started again from its last checkpoint."""
+
+    starter: Literal["torchrun", "mpirun"] = "torchrun"
+    """What starts the ranks."""
+
+    run_root: str = "~/maskfleet"
+    """Folder on the hosts for environment, runs and logs; shared between the hosts, or on each."""
+
+    environment: str | None = None
+    """Python environment on the hosts to use; None makes one from this version's wheel."""
+
+    rendezvous_port: int = Field(default=29400, ge=1024, le=65535)
+    """Port on the first host where the ranks find each other."""
+
+    accept_new_host_keys: bool = False
+    """Whether hosts never seen before are trusted without asking."""
+
+    @model_validator(mode="after")
+    def _hosts_once(self) -> SshLaunch:
+        if self.hosts and self.hosts_file is not None:
+            raise ValueError("hosts and hosts_file both name the hosts; set only one")
+        return self
+
+
+class SageMakerChannel(Config):
+    """One input of a SageMaker job."""
+
+    name: str = "train"
+    """Name of the channel; the data appears in /opt/ml/input/data/NAME."""
+
+    source: Literal["s3", "efs", "fsx"] = "s3"
+    """What holds the data."""
+
+    uri: str
+    """s3://bucket/prefix, or the directory on the file system."""
+
+    file_system_id: str | None = None
+    """fs-… of the EFS or FSx for Lustre file system."""
+
+    read_only: bool = True
+    """Whether the job may only read it."""
+
+    input_mode: Literal["File", "FastFile"] = "File"
+    """Whether S3 data is copied to the instance first or streamed."""
+
+    @model_validator(mode="after")
+    def _file_system_named(self) -> SageMakerChannel:
+        if (self.source == "s3") == (self.file_system_id is not None):
+            raise ValueError("file_system_id belongs to source efs or fsx, which need it, and not to s3")
+        return self
+
+
+class SageMakerLaunch(Config):
+    """As an Amazon SageMaker training job."""
+
+    on: Literal["sagemaker"] = "sagemaker"
+    """Where to run."""
+
+    nodes: PositiveInt = 1
+    """Instances."""
+
+    instance: str = "ml.p4d.24xlarge"
+    """Instance type, with or without the ml. prefix."""
+
+    image: str | None = None
+    """Training image in ECR."""
+
+    role_arn: str | None = None
+    """Execution role of the job; None takes the one of the stack."""
+
+    region: str | None = None
+    """AWS region; None leaves it to the AWS configuration."""
+
+    channels: tuple[SageMakerChannel, ...] = ()
+    """Inputs of the job."""
+
+    output_uri: str | None = None
+    """s3://bucket/prefix for the trained model."""
+
+    checkpoint_uri: str | None = None
+    """s3://bucket/prefix to which checkpoints are copied while the job runs."""
+
+    subnets: tuple[str, ...] = ()
+    """Private subnets of the job."""
+
+    security_groups: tuple[str, ...] = ()
+    """Security groups of the job."""
+
+    volume_gib: PositiveInt = 100
+    """Disk of each instance."""
+
+    max_run_s: PositiveInt = 400_000
+    """Longest run time."""
+
+    spot: bool = False
+    """Whether to use managed Spot capacity."""
+
+    max_wait_s: PositiveInt | None = None
+    """Longest time including the wait for Spot capacity."""
+
+
+class EksLaunch(Config):
+    """As a Kubeflow MPIJob on Amazon EKS."""
+
+    on: Literal["eks"] = "eks"
+    """Where to run."""
+
+    nodes: PositiveInt = 1
+    """Worker pods, one a node."""
+
+    instance: str = "p4d.24xlarge"
+    """Instance type of the workers."""
+
+    image: str | None = None
+    """Training image."""
+
+    namespace: str = "kubeflow"
+    """Kubernetes namespace."""
+
+    context: str | None = None
+    """kubectl context; None is the current one."""
+
+    shared_claim: str = "pv-fsx"
+    """Volume claim for run directories and logs."""
+
+    shared_path: str = "/fsx"
+    """Where the shared volume is mounted."""
+
+    data_claim: str | None = None
+    """Volume claim of the data; None is the shared one."""
+
+    data_path: str | None = None
+    """Where the data volume is mounted; None is the shared one's."""
+
+    retries: NonNegativeInt = 3
+    """How often a failed job is started again from its last checkpoint."""
+
+    queue: str | None = None
+    """Kueue queue; None for no queue."""
+
+    efa: bool | None = None
+    """Whether to ask for EFA network devices; None does where the instance has them."""
+
+    shm_gib: PositiveFloat = 16.0
+    """Size of the memory-backed /dev/shm of each worker."""
+
+
+LaunchConfig = Annotated[LocalLaunch | SshLaunch | SageMakerLaunch | EksLaunch, Field(discriminator="on")]
+LAUNCH_ADAPTER: TypeAdapter[LocalLaunch | SshLaunch | SageMakerLaunch | EksLaunch] = TypeAdapter(LaunchConfig)

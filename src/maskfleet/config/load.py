@@ -1,0 +1,259 @@
+"""recipe < file < --set, resolved once; and run.yaml, which reads back to the same object."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from ruamel.yaml.comments import CommentedMap
+
+from maskfleet.config.fields import nearest, walk_fields
+from maskfleet.config.launch import LAUNCH_ADAPTER, EksLaunch, LocalLaunch, SageMakerLaunch, SshLaunch
+from maskfleet.config.legacy import is_legacy, translate
+from maskfleet.config.recipes import FASTER, RECIPES, recipe
+from maskfleet.config.run import RunConfig
+from maskfleet.config.yaml import dump_mapping, line_of, parse_value, plain, read_mapping
+from maskfleet.errors import ConfigError
+
+DEFAULT_RECIPE = "standard"
+RUN_FILE = "run.yaml"
+
+# The seeds' presets have a switch for masks; the other recipes are named after what they train.
+_SWITCHABLE = {name for base in ("standard", "optimized", "demo") for name in (base, FASTER + base)}
+
+# Two fields that say the same thing in two units: setting one takes the other one back.
+_RIVALS = (("train.step_schedule", "train.epoch_schedule"), ("train.images_per_epoch", "train.steps_per_epoch"))
+
+_FIELDS = {field.path: field for field in walk_fields(RunConfig)}
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A whole configuration, and where each value came from."""
+
+    config: RunConfig
+    launch: LocalLaunch | SshLaunch | SageMakerLaunch | EksLaunch | None
+    origins: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One value for one field, and who said so."""
+
+    path: str
+    value: Any
+    origin: str
+
+
+def resolve(*, recipe_name: str | None = None, file: Path | None = None, sets: Sequence[str] = ()) -> Resolved:
+    """The configuration of a run: the recipe, changed by the file, changed by `--set` in order."""
+    mapping = read_mapping(file) if file is not None else CommentedMap()
+    launch = _launch_section(mapping, file)
+    in_file = mapping.pop("recipe", None)
+    name = recipe_name or (str(in_file) if in_file is not None else DEFAULT_RECIPE)
+    data = recipe(name).model_dump(mode="python")
+    origins = {path: f"recipe {name}" for path, field in _FIELDS.items() if not field.is_section}
+    origins["recipe"] = "--recipe" if recipe_name else f"{file}" if in_file is not None else "default"
+    layers = [list(_file_assignments(mapping, file)), [part for text in sets for part in _set_assignments(text)]]
+    for layer in layers:
+        for assignment in _with_rivals_taken_back(layer):
+            _assign(data, assignment)
+            origins[assignment.path] = assignment.origin
+    config = _validated(data, origins)
+    if name not in _SWITCHABLE and config.model.mask == name.startswith(FASTER):
+        _refuse_mask_switch(name, config.model.mask)
+    return Resolved(config, launch, origins)
+
+
+def dump(config: RunConfig, origins: dict[str, str] | None = None) -> str:
+    """The text of run.yaml; with `origins`, each value that no recipe gave says where it came from."""
+    comments = {path: origin for path, origin in (origins or {}).items() if not origin.startswith("recipe ")}
+    return dump_mapping(config.model_dump(mode="json"), comments)
+
+
+def load(path: Path) -> RunConfig:
+    """The run that `dump` wrote to `path`."""
+    return resolve(file=path).config
+
+
+def write_run_file(run_dir: Path, config: RunConfig) -> Path:
+    """Write `config` to RUN_DIR/run.yaml; a directory that holds another run is an error."""
+    path = run_dir / RUN_FILE
+    if path.exists():
+        changed = differences(load(path), config)
+        if changed:
+            lines = "\n".join(f"    {name}: there {was!r}, here {now!r}" for name, (was, now) in changed.items())
+            raise ConfigError(
+                f"{run_dir} holds another run, which differs in\n{lines}",
+                remedy=f"choose another run directory, or continue that run with --config {path}",
+            )
+        return path
+    run_dir.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{RUN_FILE}.{os.getpid()}.partial")
+    partial.write_text(dump(config), encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Dotted paths at which two runs differ, with both values."""
+    before, after = dict(_leaves(old.model_dump(mode="json"))), dict(_leaves(new.model_dump(mode="json")))
+    return {path: (before[path], after[path]) for path in before if before[path] != after[path]}
+
+
+def _launch_section(
+    mapping: CommentedMap, file: Path | None
+) -> LocalLaunch | SshLaunch | SageMakerLaunch | EksLaunch | None:
+    section = mapping.pop("launch", None)
+    if section is None:
+        return None
+    data = plain(section)
+    if isinstance(data, dict):
+        data.setdefault("on", "local")
+    try:
+        return LAUNCH_ADAPTER.validate_python(data)
+    except ValidationError as error:
+        raise _launch_error(error, file) from None
+
+
+def _launch_error(error: ValidationError, file: Path | None) -> ConfigError:
+    lines = [
+        f"{file}: launch.{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        for problem in error.errors(include_url=False)
+    ]
+    return ConfigError("\n".join(lines), remedy="launch.on is local, ssh, sagemaker or eks; the fields depend on it")
+
+
+def _file_assignments(mapping: CommentedMap, file: Path | None, prefix: str = "") -> Iterator[Assignment]:
+    for key, value in mapping.items():
+        path = f"{prefix}{key}"
+        origin = f"{file}:{line_of(mapping, key)}"
+        field = _FIELDS.get(path)
+        if isinstance(value, CommentedMap) and (field is None or field.is_section):
+            known_section = field is not None or any(is_legacy(f"{path}.{inner}") for inner in value)
+            if not known_section:
+                raise _unknown(path, origin)
+            yield from _file_assignments(value, file, f"{path}.")
+        elif field is None and is_legacy(path):
+            text = value if isinstance(value, str) else repr(plain(value))
+            for ours, parsed in translate(path, text).items():
+                yield Assignment(ours, parsed, origin)
+        else:
+            yield _checked(Assignment(path, plain(value), origin))
+
+
+def _set_assignments(text: str) -> list[Assignment]:
+    name, equals, value = text.partition("=")
+    name = name.strip()
+    if not equals or not name:
+        raise ConfigError(
+            f"--set {text!r} has no value", remedy="write --set FIELD=VALUE, such as --set train.base_lr=0.01"
+        )
+    if name not in _FIELDS and is_legacy(name):
+        return [Assignment(path, parsed, "--set") for path, parsed in translate(name, value).items()]
+    return [_checked(Assignment(name, parse_value(value, where=f"--set {name}"), "--set"))]
+
+
+def _checked(assignment: Assignment) -> Assignment:
+    """`assignment`, if its field exists and holds a value."""
+    field = _FIELDS.get(assignment.path)
+    if field is None:
+        raise _unknown(assignment.path, assignment.origin)
+    if field.is_section and not isinstance(assignment.value, dict):
+        inner = next(path for path in _FIELDS if path.startswith(f"{assignment.path}."))
+        raise ConfigError(
+            f"{assignment.origin}: {assignment.path} is a section, not a value",
+            remedy=f"set a field in it, such as {inner}",
+        )
+    return assignment
+
+
+def _unknown(path: str, origin: str) -> ConfigError:
+    near = nearest(path, _FIELDS)
+    hint = f"did you mean {near}?" if near else "`maskfleet config show` lists every field"
+    return ConfigError(f"{origin}: there is no field {path}", remedy=hint)
+
+
+def _with_rivals_taken_back(layer: list[Assignment]) -> list[Assignment]:
+    """`layer`, where setting a field also clears the other field that would say the same in another unit."""
+    result = list(layer)
+    for pair in _RIVALS:
+        given = {a.path: a for a in layer if a.path in pair and a.value is not None}
+        if len(given) == 2:
+            one, other = given.values()
+            raise ConfigError(
+                f"{one.path} ({one.origin}) and {other.path} ({other.origin}) say the same thing in two units",
+                remedy="keep one of them",
+            )
+        if len(given) == 1:
+            [(path, assignment)] = given.items()
+            other_path = pair[0] if path == pair[1] else pair[1]
+            result.append(Assignment(other_path, None, assignment.origin))
+    return result
+
+
+def _assign(data: dict[str, Any], assignment: Assignment) -> None:
+    *parents, leaf = assignment.path.split(".")
+    for name in parents:
+        data = data[name]
+    if isinstance(assignment.value, dict) and isinstance(data.get(leaf), dict):
+        data[leaf] = data[leaf] | assignment.value
+    else:
+        data[leaf] = assignment.value
+
+
+def _validated(data: dict[str, Any], origins: dict[str, str]) -> RunConfig:
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_context=False)
+        lines = dict.fromkeys(_describe(problem, origins) for problem in problems)
+        path = _field_path(problems[0]["loc"])
+        remedy = (
+            f"`maskfleet config explain {path}` says what it takes"
+            if path
+            else "`maskfleet config show` lists every field"
+        )
+        raise ConfigError("\n".join(lines), remedy=remedy) from None
+
+
+def _describe(problem: Any, origins: dict[str, str]) -> str:
+    path = _field_path(problem["loc"])
+    message = str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "it should be")
+    if problem["type"] == "value_error":  # a rule over several fields, which names them itself
+        return f"{path}: {message}" if path else message
+    field = _FIELDS.get(path)
+    takes = f" ({field.takes})" if field is not None and not field.is_section else ""
+    return f"{origins.get(path, 'the configuration')}: {path} = {problem['input']!r}: {message}{takes}"
+
+
+def _field_path(location: Iterable[int | str]) -> str:
+    """The longest start of `location` that is a field."""
+    path = ""
+    for part in location:
+        longer = f"{path}.{part}" if path else str(part)
+        if longer not in _FIELDS:
+            break
+        path = longer
+    return path
+
+
+def _refuse_mask_switch(name: str, mask: bool) -> None:
+    other = name.removeprefix(FASTER) if mask else FASTER + name
+    assert other in RECIPES
+    raise ConfigError(
+        f"recipe {name} is made for model.mask={str(not mask).lower()}, but model.mask is {str(mask).lower()}",
+        remedy=f"use --recipe {other}",
+    )
+
+
+def _leaves(data: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in data.items():
+        if isinstance(value, dict) and f"{prefix}{key}" in _FIELDS:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,104 @@
+"""The command as a user starts it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from maskfleet import __version__
+from maskfleet.config.recipes import RECIPES
+
+
+def maskfleet(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "maskfleet", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "maskfleet", "--help"], capture_output=True, text=True, check=True
+    )
+    loaded = {line.rsplit("|", 1)[-1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
+    assert "typer" in loaded
+    assert not loaded & {"torch", "boto3", "cv2", "numpy", "tensorboard"}
+
+
+def test_version() -> None:
+    assert maskfleet("--version").stdout == f"maskfleet {__version__}\n"
+
+
+def test_completion_is_offered() -> None:
+    assert "--install-completion" in maskfleet("--help").stdout
+
+
+def test_show_prints_the_same_run_for_old_and_new_names() -> None:
+    old = maskfleet("config", "show", "--recipe", "optimized", "--set", "TRAIN.BASE_LR=0.01")
+    new = maskfleet("config", "show", "--recipe", "optimized", "--set", "train.base_lr=0.01")
+    assert old.returncode == new.returncode == 0
+    assert "base_lr: 0.01" in old.stdout
+    assert old.stdout == new.stdout
+
+
+def test_show_says_where_values_came_from(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("train:\n  seed: 3\n")
+    text = maskfleet("config", "show", "-c", "my.yaml", "-s", "train.momentum=0.8", cwd=tmp_path).stdout
+    lines = {line.split(":")[0].strip(): line for line in text.splitlines()}
+    assert lines["seed"].endswith("# my.yaml:2")
+    assert lines["momentum"].endswith("# --set")
+    assert "#" not in lines["weight_decay"]
+
+
+def test_shown_text_is_a_run_file(tmp_path: Path) -> None:
+    shown = maskfleet("config", "show", "--recipe", "r50_fpn_cascade_1x").stdout
+    (tmp_path / "run.yaml").write_text(shown)
+    again = maskfleet("config", "show", "-c", "run.yaml", "--no-origin", cwd=tmp_path).stdout
+    assert again == maskfleet("config", "show", "--recipe", "r50_fpn_cascade_1x", "--no-origin").stdout
+
+
+@pytest.mark.parametrize("name", ["train.base_lr", "model.rpn", "TRAIN.BASE_LR"])
+def test_explain_gives_the_help(name: str) -> None:
+    done = maskfleet("config", "explain", name)
+    assert done.returncode == 0
+    assert "earning rate" in done.stdout or "anchor" in done.stdout
+
+
+def test_explain_names_the_old_spellings() -> None:
+    assert "TRAIN.BASE_LR" in maskfleet("config", "explain", "train.base_lr").stdout
+
+
+def test_schema_accepts_every_recipe_and_refuses_a_bad_key() -> None:
+    schema = json.loads(maskfleet("config", "schema").stdout)
+    validator = jsonschema.Draft202012Validator(schema)
+    for recipe in RECIPES.values():
+        document = recipe.build().model_dump(mode="json")
+        assert list(validator.iter_errors(document)) == []
+    assert list(validator.iter_errors({"train": {"base_rl": 1}})) != []
+
+
+def test_recipes_are_listed() -> None:
+    listed = {row["name"] for row in json.loads(maskfleet("config", "recipes", "--json").stdout)}
+    assert listed == set(RECIPES)
+    assert "r50_fpn_cascade_1x" in maskfleet("config", "recipes").stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("config", "show", "--recipe", "nope"),
+        ("config", "show", "--set", "train.base_rl=1"),
+        ("config", "show", "--config", "missing.yaml"),
+        ("config", "explain", "train.base_rl"),
+    ],
+)
+def test_mistakes_end_in_one_message_and_no_traceback(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    done = maskfleet(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert "→" in done.stderr
+    assert "Traceback" not in done.stderr
