@@ -1,0 +1,132 @@
+"""Text as people type it -> a plain value. Nothing is ever evaluated: there are no names, calls or operators to run."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+Literal = bool | int | float | str | tuple["Literal", ...] | None
+
+MAX_CHARS = 4096
+MAX_NUMBER_CHARS = 40
+MAX_DEPTH = 8
+
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<mark>[\[\](),])|(?P<quoted>'[^'\\\t\r\n]*'|"[^"\\\t\r\n]*")|(?P<word>[^\s\[\](),'"]+))"""
+)
+_INTEGER = re.compile(r"[+-]?\d+(_\d+)*", re.ASCII)
+_FLOAT = re.compile(r"[+-]?(\d+(_\d+)*\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_CONSTANTS: dict[str, bool | None] = {
+    "None": None,
+    "null": None,
+    "True": True,
+    "true": True,
+    "False": False,
+    "false": False,
+}
+_CLOSING = {"(": ")", "[": "]"}
+
+
+def parsed(text: str) -> Literal:
+    """The value `text` spells; a ValueError says where it stops being one.
+
+    Known are None, booleans, numbers, quoted strings, bare words (which are strings), and lists of these in [...], in
+    (...) or separated by commas; both kinds of list come back as tuples. One value in parentheses is that value, as in
+    Python: `("coco_val2017")` is a string.
+    """
+    if len(text) > MAX_CHARS:
+        raise ValueError(f"it has {len(text)} characters, more than {MAX_CHARS}")
+    if not all(char.isprintable() or char in "\t\r\n" for char in text):
+        raise ValueError("it holds characters that cannot be printed")
+    reader = _Reader(text)
+    items, is_list = reader.items(closing="", depth=0)
+    if not items and not is_list:
+        raise ValueError("it is empty")
+    return tuple(items) if is_list else items[0]
+
+
+def unquoted(text: str) -> str:
+    """`text` without surrounding blanks and without the one pair of quotes around all of it, if there is one."""
+    bare = text.strip()
+    if len(bare) >= 2 and bare[0] == bare[-1] and bare[0] in "'\"" and bare[0] not in bare[1:-1]:
+        return bare[1:-1]
+    return bare
+
+
+class _Reader:
+    """Walks over the tokens of one text, once."""
+
+    def __init__(self, text: str) -> None:
+        self._tokens = list(_tokens(text))
+        self._next = 0
+
+    def items(self, *, closing: str, depth: int) -> tuple[list[Literal], bool]:
+        """Values up to `closing` (or the end), and whether they are a list: a comma was there, or nothing at all."""
+        if depth > MAX_DEPTH:
+            raise ValueError(f"its lists are nested more than {MAX_DEPTH} deep")
+        items: list[Literal] = []
+        is_list = False
+        while not self._take(closing):
+            items.append(self._item(depth))
+            if self._take(","):
+                is_list = True
+            elif self._take(closing):
+                break
+            else:
+                raise self._refusal()
+        return items, is_list or (not items and closing != "")
+
+    def _item(self, depth: int) -> Literal:
+        kind, piece, _ = self._peek()
+        if kind == "mark" and piece in _CLOSING:
+            self._next += 1
+            items, is_list = self.items(closing=_CLOSING[piece], depth=depth + 1)
+            return tuple(items) if is_list or piece == "[" else items[0]
+        if kind in ("quoted", "word"):
+            self._next += 1
+            return piece[1:-1] if kind == "quoted" else _scalar(piece)
+        raise self._refusal()
+
+    def _take(self, mark: str) -> bool:
+        """Step over `mark` if it is next; the empty mark is the end of the text."""
+        kind, piece, _ = self._peek()
+        found = kind == "end" if mark == "" else (kind, piece) == ("mark", mark)
+        self._next += found and kind != "end"
+        return found
+
+    def _peek(self) -> tuple[str, str, int]:
+        return self._tokens[self._next]
+
+    def _refusal(self) -> ValueError:
+        kind, piece, column = self._peek()
+        found = "its end" if kind == "end" else f"{piece[:20]!r} in column {column}"
+        return ValueError(f"it is not a plain value at {found} (values are read, never evaluated)")
+
+
+def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
+    """(kind, piece, column from 1) of everything in `text`, closed by an `end`."""
+    at, end = 0, len(text.rstrip())
+    while at < end:
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise ValueError(
+                f"it has a quote that does not close, or a backslash or line break inside quotes, at column {at + 1}"
+            )
+        kind = match.lastgroup
+        assert kind is not None
+        yield kind, match[kind], match.start(kind) + 1
+        at = match.end()
+    yield "end", "", end + 1
+
+
+def _scalar(word: str) -> Literal:
+    """A bare word as the constant or number it is, or as a string; so is a number of absurd length."""
+    if word in _CONSTANTS:
+        return _CONSTANTS[word]
+    if len(word) > MAX_NUMBER_CHARS or _FLOAT.fullmatch(word) is None:
+        return word
+    number = int(word) if _INTEGER.fullmatch(word) else float(word)
+    if not math.isfinite(number):
+        raise ValueError(f"{word} is too large for a number")
+    return number
