@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -182,6 +183,34 @@ def test_nowhere_to_write_is_named(split: SplitPaths, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written"):
         open_store(split, cache_dir=tmp_path / "file")
+
+
+def test_a_store_that_is_there_opens_where_nothing_can_be_written(
+    split: SplitPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = open_store(split).path
+    for note in built.parent.glob("*.json"):
+        note.unlink()
+    monkeypatch.setattr(store_build, "_first_writable", lambda folders: None)
+    assert open_store(split).path == built
+    built.unlink()
+    with pytest.raises(DataError, match="cannot be written"):
+        open_store(split)
+
+
+def test_a_user_without_a_home_has_a_cache_in_the_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert store_build.user_cache_dir().is_relative_to(tempfile.gettempdir())
+
+
+def test_a_file_that_changes_while_it_is_read_is_named(split: SplitPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_build, "_sha256", lambda path: "0" * 64)
+    with pytest.raises(DataError, match="changed while it was read"):
+        open_store(split)
 
 
 def test_a_file_that_is_not_text_is_named(split: SplitPaths) -> None:

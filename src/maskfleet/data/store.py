@@ -48,7 +48,7 @@ class ImageRecord:
     height: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class InstanceArrays:
     """Annotations of one image; their polygons and run-length masks stay in the store until asked for."""
 

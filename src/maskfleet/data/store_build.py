@@ -38,21 +38,34 @@ def built_store(annotations: Path, cache_dir: Path | None) -> Path:
     for folder in folders:
         if _is_whole(folder / name):
             return folder / name
-    path = _writable(folders) / name
+    folder_to_write = _first_writable(folders)
+    if folder_to_write is None:
+        raise DataError(
+            f"the annotation store cannot be written to {' or to '.join(map(str, folders))}",
+            remedy="set XDG_CACHE_HOME to a folder that can be written",
+        )
+    path = folder_to_write / name
     with _locked(path):
         if not _is_whole(path):
-            _build(annotations, path)
+            _build(annotations, path, digest)
     return path
 
 
 def user_cache_dir() -> Path:
-    """Where a user's caches are, by the XDG convention."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "maskfleet" / "stores"
+    """Where a user's caches are, by the XDG convention; in the temporary folder for a user without a home."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        try:
+            base = Path.home() / ".cache"
+        except RuntimeError:  # containers run under user ids that no account has
+            base = Path(tempfile.gettempdir()) / f"cache-{os.getuid()}"
+    return base / "maskfleet" / "stores"
 
 
-def _build(annotations: Path, path: Path) -> None:
-    text, digest = _text(annotations)
+def _build(annotations: Path, path: Path, digest: str) -> None:
+    text, digest_now = _text(annotations)
+    if digest_now != digest:
+        raise DataError(f"{annotations} was changed while it was read", remedy="start again once it is fully written")
     coco = read_coco(text, annotations)
     del text
     columns = columns_of(coco)
@@ -202,8 +215,11 @@ def _known_digest(annotations: Path, folders: Sequence[Path]) -> str | None:
 
 
 def _remember_digest(annotations: Path, digest: str, folders: Sequence[Path]) -> None:
+    """Keep the digest where it can be kept; without it the next start only takes longer."""
     name, state = _digest_record(annotations)
-    folder = _writable(folders)
+    folder = _first_writable(folders)
+    if folder is None:
+        return
     handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
     with os.fdopen(handle, "w") as file:
         json.dump({"state": state, "sha256": digest}, file)
@@ -211,20 +227,16 @@ def _remember_digest(annotations: Path, digest: str, folders: Sequence[Path]) ->
     Path(temporary).replace(folder / name)
 
 
-def _writable(folders: Sequence[Path]) -> Path:
+def _first_writable(folders: Sequence[Path]) -> Path | None:
     """The first of the folders that can be written, made if need be."""
-    reasons = []
     for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 return folder
-        except OSError as error:
-            reasons.append(f"{folder} ({error.strerror})")
-    raise DataError(
-        f"the annotation store cannot be written to {' or '.join(reasons)}",
-        remedy="set XDG_CACHE_HOME to a folder that can be written",
-    )
+        except OSError:
+            continue
+    return None
 
 
 @contextmanager
