@@ -8,10 +8,13 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from maskfleet.data.image_header import ImageFileError, read_image_header
 from maskfleet.errors import DataError
 
 # The stored orientation is left out of account: COCO's boxes are those of the pixels as they lie in the file.
 DECODE_FLAGS = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+
+JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"
 
 
 def read_image(path: Path, *, image_id: int, size: tuple[int, int] | None = None) -> npt.NDArray[np.uint8]:
@@ -27,7 +30,7 @@ def read_image(path: Path, *, image_id: int, size: tuple[int, int] | None = None
             f"{named}, cannot be read: {error.strerror or error}",
             remedy="put the file back, or set data.on_bad=skip to train without it",
         ) from error
-    pixels = _decoded(data) if len(data) else None
+    pixels = _decoded(data) if len(data) and not _is_cut_off(path, data) else None
     if pixels is None:
         what = "is not a whole image that OpenCV can decode" if len(data) else "is empty"
         raise DataError(f"{named}, {what}", remedy="replace the file, or set data.on_bad=skip to train without it")
@@ -38,6 +41,16 @@ def read_image(path: Path, *, image_id: int, size: tuple[int, int] | None = None
             remedy="correct width and height in the annotation file, or set data.on_bad=skip to train without it",
         )
     return pixels
+
+
+def _is_cut_off(path: Path, data: npt.NDArray[np.uint8]) -> bool:
+    """Whether the end of a JPEG is missing: OpenCV would fill the rest with grey."""
+    if data[:2].tobytes() != JPEG_START or JPEG_END in data[-32:].tobytes():
+        return False
+    try:
+        return not read_image_header(path).is_whole
+    except (ImageFileError, OSError):
+        return True
 
 
 def _decoded(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None:
