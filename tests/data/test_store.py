@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import pickle
@@ -13,11 +15,13 @@ import numpy as np
 import pytest
 from coco_files import annotation, coco_tree, square
 from pycocotools import mask as coco_mask
+from pycocotools.coco import COCO
 
 from maskfleet.data import store_build
-from maskfleet.data.coco import SplitPaths
+from maskfleet.data.coco import SplitPaths, find_split
 from maskfleet.data.columns import DamagedFileError, map_columns, write_columns
 from maskfleet.data.store import AnnotationStore, clean_instances, images_with_objects, open_store
+from maskfleet.data.synthetic import make_shapes
 from maskfleet.errors import DataError
 
 WriteSplit = Callable[..., SplitPaths]
@@ -223,7 +227,7 @@ BUILD_AND_COUNT = """
 import sys
 from pathlib import Path
 from maskfleet.data import store_build
-from maskfleet.data.coco import SplitPaths
+from maskfleet.data.coco import SplitPaths, find_split
 from maskfleet.data.store import open_store
 built = []
 build = store_build._build
@@ -252,6 +256,42 @@ def test_processes_that_ask_at_once_build_one_store(split: SplitPaths) -> None:
         answers.append(out.split(maxsplit=1))
     assert sum(int(built) for built, _ in answers) == 1
     assert {rest.strip() for _, rest in answers} == {"3 [31, 32, 33]"}
+
+
+def assert_holds_what_pycocotools_reads(split: SplitPaths, cache_dir: Path) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        peer = COCO(str(split.annotations))
+    store = open_store(split, cache_dir=cache_dir)
+    assert store.image_ids.tolist() == sorted(peer.getImgIds())
+    label = {category.id: category.label for category in store.categories}
+    assert list(label) == sorted(peer.getCatIds())
+    for index in range(len(store)):
+        record, instances = store.image(index), store.instances(index)
+        annotations = peer.loadAnns(peer.getAnnIds(imgIds=[record.id]))
+        assert instances.ids.tolist() == [a["id"] for a in annotations]
+        assert instances.labels.tolist() == [label[a["category_id"]] for a in annotations]
+        assert instances.area.tolist() == [a["area"] for a in annotations]
+        assert instances.crowd.tolist() == [bool(a["iscrowd"]) for a in annotations]
+        assert instances.boxes.tolist() == [[x, y, x + w, y + h] for x, y, w, h in (a["bbox"] for a in annotations)]
+        for number, theirs in enumerate(annotations):
+            mask = instances.rle(number)
+            if mask is None:
+                assert [part.ravel().tolist() for part in instances.polygons(number)] == theirs["segmentation"]
+            else:
+                assert mask["counts"] == peer.annToRLE(theirs)["counts"]
+
+
+def test_the_store_holds_what_pycocotools_reads(tmp_path: Path) -> None:
+    make_shapes(tmp_path / "set", num_train=10, num_val=0, crowd_fraction=0.5)
+    assert_holds_what_pycocotools_reads(find_split(tmp_path / "set", "train"), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["coco_val2017", "coco_train2017"])
+def test_the_store_holds_what_pycocotools_reads_of_coco(name: str, tmp_path: Path) -> None:
+    root = os.environ.get("MASKFLEET_COCO")
+    if not root:
+        pytest.skip("set MASKFLEET_COCO to a folder with annotations/, train2017/ and val2017/")
+    assert_holds_what_pycocotools_reads(find_split(Path(root), name), tmp_path)
 
 
 def test_a_store_of_nothing_opens(write_split: WriteSplit) -> None:
