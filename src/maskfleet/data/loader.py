@@ -35,6 +35,10 @@ ResizeOn = Literal["worker", "device"]
 PREFETCH_BATCHES = 2  # that each worker prepares ahead
 MAX_SUBSTITUTES = 16  # tried for one unreadable image; if so many fail, the folder is gone rather than a file
 
+# How torch says that a worker is gone: in words, or by failing to fetch the shared memory that it had announced.
+LOST_WORKER_SIGNS = ("DataLoader worker", "Pin memory thread")
+LOST_WORKER_ERRORS = (EOFError, ConnectionError, FileNotFoundError)
+
 
 @dataclass(frozen=True, slots=True)
 class Delivery(Generic[AnyBatch]):
@@ -169,6 +173,10 @@ class WorkerPool(Generic[AnyBatch]):
 
     def close(self) -> None:
         """End the workers; the next use starts new ones."""
+        # Asked outright: left to the garbage collector, torch waits five seconds for workers that nobody told to end.
+        shutdown = getattr(getattr(self._pool, "_iterator", None), "_shutdown_workers", None)
+        if shutdown is not None:
+            shutdown()
         self._pool = None
 
     def _started(self) -> DataLoader[Any]:
@@ -194,12 +202,12 @@ class WorkerPool(Generic[AnyBatch]):
     def _next(self, deliveries: Iterator[Any]) -> Delivery[AnyBatch]:
         try:
             delivery = next(deliveries)
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+        except (RuntimeError, *LOST_WORKER_ERRORS) as error:
+            if isinstance(error, RuntimeError) and not any(sign in str(error) for sign in LOST_WORKER_SIGNS):
                 raise
             self.close()
             raise DataError(
-                f"a loader process died: {error}",
+                f"a loader process died: {error or type(error).__name__}",
                 remedy="most often memory ran out (see dmesg): set data.num_workers lower, or give the job more memory "
                 "and, in a container, more /dev/shm",
             ) from error
