@@ -1,0 +1,153 @@
+"""A file's tensors under our names and in our layout, before they meet a particular network."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from maskfleet.config.base import replaced
+from maskfleet.config.model import ModelConfig
+from maskfleet.errors import WeightsError
+from maskfleet.model.weights import tensorpack, torchvision
+from maskfleet.model.weights.files import WeightsFile
+from maskfleet.model.weights.guess import Dialect, dialect_of, guess_config, in_backbone
+from maskfleet.model.weights.slots import BOX_MAP_SIZE
+
+Source = Literal["auto", "tensorpack", "aws", "torchvision", "maskfleet"]
+
+KINDS: dict[Source, str] = {
+    "tensorpack": "TensorPack",
+    "aws": "AWS Samples",
+    "torchvision": "torchvision",
+    "maskfleet": "maskfleet",
+}
+AWS_SETTINGS = {
+    "roi_align": "aws",
+    "loss_mean_over": "batch",
+    "box_head.box_loss": "huber",
+    "box_head.fill_with_foreground": True,
+}
+"""What sets the AWS Samples model apart and leaves no trace in its weights."""
+
+LEGACY_SETTINGS = {"rpn.legacy_anchors": True, "box_head.box_loss": "huber"}
+"""What TensorPack computed until May 2019; weights of that time are right only with it."""
+
+_LEGACY_FILE = re.compile(r"COCO-.*(Standard|BetterParams|ScratchGN)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Tensors under our names (the last ResNet group in the backbone), and the rest of the file."""
+
+    source: Source  # never "auto"
+    tensors: dict[str, Tensor]
+    file_names: dict[str, str]  # our name -> the file's
+    unexpected: list[str] = field(default_factory=list)
+    ignored: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def file_content(file: WeightsFile, *, source: Source = "auto", num_categories: int | None = None) -> Content:
+    """What `file` holds, in our terms; `num_categories` decides whether unused COCO rows of torchvision go."""
+    dialect = _checked_dialect(file, source)
+    content = _renamed(file, dialect, source=dialect if source == "auto" else source)
+    match content.source:
+        case "tensorpack" | "aws":
+            _to_our_layout(content)
+        case "torchvision":
+            ours, notes = torchvision.in_our_terms(content.tensors, num_categories=num_categories)
+            content.tensors.update(ours)
+            content.notes.extend(notes)
+    return content
+
+
+def file_config(file: WeightsFile, *, source: Source = "auto", legacy_2018: bool = False) -> ModelConfig | None:
+    """The configuration a file tells: the one inside, or the one its shapes, its source and its age imply."""
+    config = file.config or guess_config({name: tuple(tensor.shape) for name, tensor in file.tensors.items()})
+    if config is None:
+        return None
+    settings = (AWS_SETTINGS if source == "aws" else {}) | (LEGACY_SETTINGS if legacy_2018 else {})
+    return replaced(config, settings)
+
+
+def age_note(file: WeightsFile, config: ModelConfig) -> str | None:
+    """A warning if the file's name is one of 2018's and `config` computes what came later."""
+    if _LEGACY_FILE.match(file.path.name) is None or config.rpn.legacy_anchors:
+        return None
+    return (
+        f"{file.path.name} is named like TensorPack's weights of 2018, whose anchors were rounded: "
+        "set model.rpn.legacy_anchors=true and model.box_head.box_loss=huber (or --legacy-2018)"
+    )
+
+
+def _checked_dialect(file: WeightsFile, source: Source) -> Dialect:
+    dialect = dialect_of(file.tensors)
+    if dialect is None:
+        example = ", ".join(sorted(file.tensors)[:3]) or "nothing"
+        raise WeightsError(
+            f"{file.path} holds tensors of a network we do not know ({example}, …)",
+            remedy="give TensorPack, AWS Samples, torchvision (resnet50, maskrcnn_resnet50_fpn) or maskfleet weights",
+        )
+    wanted = "tensorpack" if source == "aws" else source
+    if wanted not in ("auto", dialect):
+        raise WeightsError(
+            f"{file.path} was said to come from {KINDS[source]}, but its names are {KINDS[dialect]}'s",
+            remedy="leave out --from, or name the right one",
+        )
+    return dialect
+
+
+def _renamed(file: WeightsFile, dialect: Dialect, *, source: Source) -> Content:
+    content = Content(source, {}, {}, ignored=dict(file.ignored))
+    for file_name, tensor in file.tensors.items():
+        ours, reason = _place(file_name, dialect)
+        if ours is None and reason is None:
+            content.unexpected.append(file_name)
+        elif ours is None:
+            content.ignored[file_name] = str(reason)
+        elif ours in content.tensors:
+            raise WeightsError(
+                f"{file.path} has two tensors for {ours}: {content.file_names[ours]} and {file_name}",
+                remedy="remove the one that does not belong there",
+            )
+        else:
+            content.tensors[ours] = tensor
+            content.file_names[ours] = file_name
+    return content
+
+
+def _place(file_name: str, dialect: Dialect) -> tuple[str | None, str | None]:
+    """Our name for an entry, or the reason to leave it out, or neither."""
+    match dialect:
+        case "tensorpack":
+            plain = tensorpack.plain_name(file_name)
+            # Reasons first: a summary such as EMA/rpn/class/W would pass for a tensor of the network.
+            reason = tensorpack.ignored_reason(plain)
+            return (None, reason) if reason else (tensorpack.our_name(plain), None)
+        case "torchvision":
+            reason = torchvision.ignored_reason(file_name)
+            return (None, reason) if reason else (torchvision.our_name(file_name), None)
+        case "maskfleet":
+            return in_backbone(file_name), None
+
+
+def _to_our_layout(content: Content) -> None:
+    for name, tensor in content.tensors.items():
+        content.tensors[name] = tensorpack.from_npz(tensor)
+    if content.source == "aws":
+        for name, tensor in content.tensors.items():
+            if name.endswith(".fc6.weight") and _is_map(tensor):
+                content.tensors[name] = tensorpack.rows_from_aws(tensor)
+                content.notes.append("rows of fc6 reordered from AWS Samples' (y, x, channel) to (channel, y, x)")
+    elif "box_heads.0.fc6.weight" in content.tensors:
+        content.notes.append(
+            "AWS Samples (its TensorFlow 2 code) uses the same names with fc6's rows in another order, "
+            "which no file shows: if it is from there, say --from aws"
+        )
+
+
+def _is_map(tensor: Tensor) -> bool:
+    return tensor.ndim == 2 and tensor.shape[1] % BOX_MAP_SIZE**2 == 0

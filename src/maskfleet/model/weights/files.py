@@ -1,0 +1,270 @@
+"""Weights on disk: what is inside a file, read without running any of it, and written all or nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from pickle import UnpicklingError  # only the exception: nothing here unpickles
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from maskfleet.config.model import ModelConfig
+from maskfleet.errors import WeightsError
+from maskfleet.model.weights.slots import Scope, expected_shapes
+from maskfleet.model.weights.tensorpack import RowOrder, npz_arrays
+
+Container = Literal["npz", "pth", "safetensors"]
+
+FORMAT_VERSION = 1
+_FORMAT_KEY = "maskfleet_format"
+_MAX_HEADER = 100_000_000  # bytes, safetensors' own limit
+_KNOWN = "a TensorPack .npz, a torchvision .pth or a maskfleet .safetensors"
+_WRAPPERS = ("model", "state_dict")
+_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsFile:
+    """What a file holds, still under its own names."""
+
+    path: Path
+    container: Container
+    tensors: dict[str, Tensor]
+    ignored: dict[str, str] = field(default_factory=dict)  # entry -> why it is no tensor of ours
+    config: ModelConfig | None = None  # only our own files know it
+    categories: tuple[str, ...] = ()
+
+
+def read_file(path: Path) -> WeightsFile:
+    """The tensors of any weights file we know, judged by its bytes and not by its name."""
+    match _container(path):
+        case "npz":
+            return _read_npz(path)
+        case "pth":
+            return _read_pth(path)
+        case "safetensors":
+            return _read_safetensors(path)
+
+
+def save_weights(path: Path, state: Mapping[str, Tensor], config: ModelConfig, categories: Sequence[str] = ()) -> None:
+    """Write our own format, with the configuration inside; the ResNet alone if the number of classes is unknown."""
+    scope = _check_state(state, config)
+    if categories and len(categories) != config.num_categories:
+        raise WeightsError(
+            f"{len(categories)} category names were given for a model of {config.num_categories} classes",
+            remedy="give one name a class, without background, in the order of the labels",
+        )
+    metadata = {
+        _FORMAT_KEY: str(FORMAT_VERSION),
+        "model_config": config.model_dump_json(),
+        "categories": json.dumps(list(categories)),
+    }
+    tensors = {name: state[name].detach().cpu().contiguous() for name in expected_shapes(config, scope)}
+    _replace_file(path, lambda temporary: save_file(tensors, temporary, metadata))
+
+
+def save_tensorpack(
+    path: Path, state: Mapping[str, Tensor], config: ModelConfig, *, rows: RowOrder = "tensorpack"
+) -> None:
+    """Write TensorPack's .npz; `rows` is the order of the first fully connected layer's rows."""
+    arrays: dict[str, Any] = npz_arrays(state, config, scope=_check_state(state, config), rows=rows)
+
+    def write(temporary: Path) -> None:
+        # An open file, because numpy puts .npz behind a bare name.
+        with temporary.open("wb") as out:
+            np.savez(out, **arrays)
+
+    _replace_file(path, write)
+
+
+def _check_state(state: Mapping[str, Tensor], config: ModelConfig) -> Scope:
+    """What `config` says the state dict is: everything, or a backbone; an error if it is not that."""
+    scope: Scope = "backbone" if config.num_categories is None else "all"
+    expected = expected_shapes(config, scope)
+    wrong = [name for name, shape in expected.items() if name not in state or tuple(state[name].shape) != shape]
+    if wrong:
+        raise WeightsError(
+            f"{len(wrong)} of {len(expected)} tensors are absent or of another shape than the configuration says, "
+            f"first {wrong[0]}",
+            remedy="save the state dict together with the configuration that its model was built from",
+        )
+    return scope
+
+
+def _replace_file(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a file beside `path`, then put it in its place in one step."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(temporary)
+        temporary.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(
+            f"{path} cannot be written: {error}", remedy="check the folder, its permissions and the free space"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _container(path: Path) -> Container:
+    if path.is_dir():
+        raise WeightsError(f"{path} is a folder, not a weights file", remedy=f"name the file in it: {_KNOWN}")
+    if not path.is_file():
+        raise WeightsError(f"{path} does not exist", remedy="check the path, or download the file first")
+    with path.open("rb") as opened:
+        head = opened.read(64)
+    if not head:
+        raise WeightsError(f"{path} is empty", remedy="download or copy it again")
+    # First, because the length of its header may look like the start of any other format.
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _MAX_HEADER:
+        return "safetensors"
+    if head.startswith(b"PK"):
+        return _zip_container(path)
+    if head[:1] == b"\x80":
+        return "pth"
+    raise WeightsError(f"{path} is not a weights file: {_first_bytes(head)}", remedy=f"give {_KNOWN}")
+
+
+def _first_bytes(head: bytes) -> str:
+    text = head.lstrip().lower()
+    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "it is a web page, perhaps the error page of a download"
+    if text.startswith(b"version https://git-lfs"):
+        return "it is a Git LFS pointer; `git lfs pull` fetches the file it stands for"
+    return f"it starts with {head[:8]!r}"
+
+
+def _zip_container(path: Path) -> Container:
+    with _readable(path), zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+    if any(name.endswith("data.pkl") for name in names):
+        return "pth"
+    if any(name.endswith(".npy") for name in names):
+        return "npz"
+    raise WeightsError(f"{path} is a zip archive without arrays in it", remedy=f"give {_KNOWN}")
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn what a cut or damaged file makes the readers raise into one error that names it."""
+    try:
+        yield
+    except WeightsError:
+        raise
+    except Exception as error:  # a flipped bit makes zip, numpy and torch raise nearly anything
+        raise _damaged(path, _first_line(error)) from error
+
+
+def _damaged(path: Path, reason: str) -> WeightsError:
+    return WeightsError(
+        f"{path} is cut short or damaged: {reason}",
+        remedy="download or copy it again, and compare the size with the original",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _read_npz(path: Path) -> WeightsFile:
+    tensors, ignored = {}, {}
+    with _readable(path), np.load(path, allow_pickle=False) as arrays:
+        for name in arrays.files:
+            try:
+                array = arrays[name]
+            except ValueError as error:
+                raise _bad_array(path, name, error) from error
+            if array.dtype.kind in "fiub":
+                # Torch takes no byte order but the machine's.
+                tensors[name] = torch.from_numpy(np.asarray(array, dtype=array.dtype.newbyteorder("=")))
+            else:
+                ignored[name] = f"not numbers but {array.dtype}"
+    return WeightsFile(path, "npz", tensors, ignored)
+
+
+def _bad_array(path: Path, name: str, error: ValueError) -> WeightsError:
+    if "pickle" in str(error).lower():
+        return WeightsError(
+            f"{path} holds pickled Python objects ({name}), which could run code when opened",
+            remedy="save it again with plain arrays only: numpy.savez(path, **{name: array})",
+        )
+    return _damaged(path, _first_line(error))
+
+
+def _read_pth(path: Path) -> WeightsFile:
+    with _readable(path):
+        try:
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+        except UnpicklingError as error:
+            raise _refused_pickle(path, error) from error
+    ignored: dict[str, str] = {}
+    if isinstance(loaded, Mapping):
+        for wrapper in _WRAPPERS:
+            if isinstance(loaded.get(wrapper), Mapping):
+                ignored = {
+                    str(name): f"stands beside {wrapper!r} in a checkpoint" for name in loaded if name != wrapper
+                }
+                loaded = loaded[wrapper]
+                break
+    if not isinstance(loaded, Mapping) or not any(isinstance(value, Tensor) for value in loaded.values()):
+        raise WeightsError(
+            f"{path} holds no state dict (names and tensors)", remedy="torch.save(model.state_dict(), path)"
+        )
+    tensors = {}
+    for name, value in loaded.items():
+        if isinstance(value, Tensor):
+            tensors[str(name).removeprefix("module.")] = value.detach()
+        else:
+            ignored[str(name)] = f"not a tensor but {type(value).__name__}"
+    return WeightsFile(path, "pth", tensors, ignored)
+
+
+def _refused_pickle(path: Path, error: UnpicklingError) -> WeightsError:
+    asked_for = _GLOBAL.search(str(error))
+    if asked_for is None:
+        return _damaged(path, "its pickle cannot be read")  # torch's own words advise unsafe loading
+    return WeightsError(
+        f"{path} holds more than tensors: it asks for {asked_for[1]}, and opening it could run code",
+        remedy="where you trust it, save only its numbers: torch.save(model.state_dict(), path)",
+    )
+
+
+def _read_safetensors(path: Path) -> WeightsFile:
+    with _readable(path), safe_open(path, framework="pt") as opened:
+        metadata = opened.metadata() or {}
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  not a mapping
+    if _FORMAT_KEY not in metadata:
+        return WeightsFile(path, "safetensors", tensors)
+    config, categories = _read_metadata(path, metadata)
+    return WeightsFile(path, "safetensors", tensors, config=config, categories=categories)
+
+
+def _read_metadata(path: Path, metadata: Mapping[str, str]) -> tuple[ModelConfig, tuple[str, ...]]:
+    version = metadata[_FORMAT_KEY]
+    if version != str(FORMAT_VERSION):
+        raise WeightsError(
+            f"{path} is in format {version}, and this maskfleet reads format {FORMAT_VERSION}",
+            remedy="use the maskfleet that wrote it, or a newer one",
+        )
+    try:
+        config = ModelConfig.model_validate_json(metadata["model_config"])
+        categories = json.loads(metadata.get("categories", "[]"))
+    except (KeyError, ValidationError, json.JSONDecodeError) as error:
+        raise WeightsError(
+            f"{path} has an unreadable configuration inside: {_first_line(error)}",
+            remedy="convert it again from the original weights",
+        ) from error
+    return config, tuple(str(name) for name in categories)

@@ -1,0 +1,148 @@
+"""Which network a file's names and shapes belong to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from maskfleet.config.base import replaced
+from maskfleet.config.model import R50_BLOCKS, R101_BLOCKS, ModelConfig
+from maskfleet.model.weights import tensorpack, torchvision
+from maskfleet.model.weights.slots import Shape
+
+Dialect = Literal["tensorpack", "torchvision", "maskfleet"]
+
+STEM = "backbone.stem.conv.weight"
+_GROUP = re.compile(r"(?:backbone|box_heads\.0)\.group([0-3])\.(\d+)\.")
+
+
+def dialect_of(names: Collection[str]) -> Dialect | None:
+    """Whose names these are, by the first convolution, which every file of weights has."""
+    if any(tensorpack.plain_name(name) == "conv0/W" for name in names):
+        return "tensorpack"
+    if STEM in names:
+        return "maskfleet"
+    if "backbone.body.conv1.weight" in names or {"conv1.weight", "layer1.0.conv1.weight"} <= set(names):
+        return "torchvision"
+    return None
+
+
+def our_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """A file's names and shapes as ours; what has no place in any of our networks is left out.
+
+    The last ResNet group is always in the backbone, and torchvision's 91 COCO rows are the 81 that are used.
+    """
+    dialect = dialect_of(shapes)
+    ours: dict[str, Shape] = {}
+    for name, shape in shapes.items():
+        match dialect:
+            case "tensorpack":
+                found, shape = tensorpack.our_name(tensorpack.plain_name(name)), tensorpack.our_shape(shape)
+            case "torchvision":
+                found = torchvision.our_name(name)
+            case "maskfleet":
+                found = in_backbone(name)
+            case None:
+                found = None
+        if found is not None:
+            ours[found] = shape
+    logits = "box_heads.0.class_logits.weight"
+    if dialect == "torchvision" and ours.get(logits, ())[:1] == (torchvision.COCO_ROWS,):
+        ours[logits] = (len(torchvision.COCO_IDS) + 1, *ours[logits][1:])
+    return ours
+
+
+def in_backbone(name: str) -> str:
+    """Our name with the last ResNet group in the backbone, where c4 has it in the box head."""
+    return name.replace("box_heads.0.group3.", "backbone.group3.")
+
+
+def in_room(name: str, config: ModelConfig) -> str:
+    """Our name with the last ResNet group where `config` has it: the inverse of `in_backbone`."""
+    return name.replace("backbone.group3.", "box_heads.0.group3.") if config.architecture == "c4" else name
+
+
+def guess_config(shapes: Mapping[str, Shape]) -> ModelConfig | None:
+    """The network whose weights have these names and shapes, in any dialect; None if it is none of ours.
+
+    `num_categories` is None for a ResNet alone. What leaves no trace in shapes (anchors, strides, losses, FreezeBN or
+    SyncBN) is at its default.
+    """
+    ours = our_shapes(shapes)
+    if STEM not in ours:
+        return None
+    try:
+        return replaced(ModelConfig(), _backbone_facts(ours) | _detector_facts(ours))
+    except (KeyError, IndexError, ValidationError):
+        # A tensor that every one of our networks has is absent, or has a shape that none of ours has.
+        return None
+
+
+def describe(config: ModelConfig) -> str:
+    """A network in a few words: 'R101 fpn Mask R-CNN, cascade, GN, 80 classes'."""
+    depth = {R50_BLOCKS: "R50", R101_BLOCKS: "R101"}.get(
+        config.backbone.blocks, f"ResNet {','.join(map(str, config.backbone.blocks))}"
+    )
+    words = [depth if config.backbone.stem_channels == 64 else f"{depth} with {config.backbone.stem_channels} channels"]
+    norm = {"FreezeBN": "batch norm", "SyncBN": "batch norm", "GN": "GN", "None": "no norm"}[config.backbone.norm]
+    if config.num_categories is None:
+        return f"{words[0]} backbone, {norm}"
+    words[0] += f" {config.architecture} {'Mask' if config.mask else 'Faster'} R-CNN"
+    if config.cascade:
+        words.append("cascade")
+    words.append(norm)
+    if config.architecture == "fpn" and config.box_head.kind != "2fc":
+        words.append(f"{config.box_head.kind} head")
+    return ", ".join([*words, f"{config.num_categories} classes"])
+
+
+def _backbone_facts(shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    blocks = [0, 0, 0, 0]
+    for name in shapes:
+        found = _GROUP.match(name)
+        if found is not None:
+            blocks[int(found[1])] = max(blocks[int(found[1])], int(found[2]) + 1)
+    stem = shapes[STEM][0]
+    if shapes["backbone.group0.0.conv2.weight"][0] != stem or "backbone.group0.0.conv3.weight" not in shapes:
+        raise KeyError("not bottleneck blocks of the published width")
+    norm = "None"
+    if "backbone.stem.norm.weight" in shapes:
+        norm = "FreezeBN" if "backbone.stem.norm.running_mean" in shapes else "GN"
+    return {"backbone.blocks": tuple(blocks), "backbone.stem_channels": stem, "backbone.norm": norm}
+
+
+def _detector_facts(shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    if "box_heads.0.class_logits.weight" not in shapes:
+        return {}
+    fpn = "fpn.lateral_c2.weight" in shapes
+    facts: dict[str, Any] = {
+        "architecture": "fpn" if fpn else "c4",
+        "num_categories": shapes["box_heads.0.class_logits.weight"][0] - 1,
+        "mask": "mask_head.logits.weight" in shapes,
+    }
+    if facts["mask"]:
+        facts["mask_head.channels"] = shapes["mask_head.deconv.weight"][1]
+    defaults = ModelConfig().rpn
+    anchors = len(defaults.anchor_ratios) * (1 if fpn else len(defaults.anchor_sizes))
+    if shapes["rpn.objectness.weight"][0] != anchors:
+        raise KeyError("another number of anchors, of unknown ratios")
+    if not fpn:
+        return facts | {"rpn.head_channels": shapes["rpn.conv.weight"][0]}
+    return facts | _pyramid_facts(shapes)
+
+
+def _pyramid_facts(shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "fpn.channels": shapes["fpn.lateral_c2.weight"][0],
+        "fpn.norm": "GN" if "fpn.lateral_norm_c2.weight" in shapes else "None",
+        "cascade": "box_heads.1.class_logits.weight" in shapes,
+        "box_head.fc_channels": shapes["box_heads.0.class_logits.weight"][1],
+        "mask_head.kind": "up4conv_gn" if "mask_head.norm0.weight" in shapes else "up4conv",
+    }
+    if "box_heads.0.conv0.weight" in shapes:
+        facts["box_head.conv_channels"] = shapes["box_heads.0.conv0.weight"][0]
+        facts["box_head.kind"] = "4conv1fc_gn" if "box_heads.0.norm0.weight" in shapes else "4conv1fc"
+    return facts
