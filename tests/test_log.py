@@ -19,6 +19,7 @@ from maskfleet.log import (
     SEED_METRICS,
     close_logging,
     console_replaced,
+    duration_text,
     log_metrics,
     logger,
     metric_line,
@@ -136,6 +137,23 @@ def test_numbers_that_are_not_finite_have_a_text_that_reads_back() -> None:
     assert math.isnan(float(number_text(math.nan)))
     assert float(number_text(-math.inf)) == -math.inf
     assert number_text(3) == "3"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (8.26, "8.3 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min 00 s"),
+        (245, "4 min 05 s"),
+        (3599.6, "1 h 00 min"),
+        (11_530, "3 h 12 min"),
+        (86_400 * 2 + 3 * 3600 + 59, "2 d 03 h"),
+    ],
+)
+def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
 
 
 def test_rank_0_speaks_on_stderr_and_in_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

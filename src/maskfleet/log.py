@@ -47,6 +47,18 @@ def number_text(value: float) -> str:
     return repr(value) if isinstance(value, int) else repr(float(value))
 
 
+def duration_text(seconds: float) -> str:
+    """A duration as people say it: `8.3 s`, `4 min 05 s`, `3 h 12 min`, `2 d 03 h`."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours:02d} h"
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
 def metric_line(values: Mapping[str, float], *, prefix: str = "") -> str:
     """All of `values` as `name: value` pairs on one line, after `prefix`.
 

@@ -81,15 +81,15 @@ class Metrics:
         This is the one time that the host waits for the device. The answer holds what was written.
         """
         means = self._read_means(metrics or {})
-        values: dict[str, float] = {"learning_rate": lr}
+        values: dict[str, float] = {"step": step, "epoch": epoch, "learning_rate": lr}
         values |= {"images_per_s": round(images_per_s, 3), "data_wait_s": round(data_wait_s, 6)}
         values |= {"memory_mib": round(memory_mib, 1), **means, **(extra or {})}
-        self._record(step, epoch, values)
+        self._record(values)
         return values
 
     def write_eval(self, step: int, epoch: int, scores: Mapping[str, float]) -> None:
         """Write down the scores of an evaluation after `step`, all on one line."""
-        self._record(step, epoch, dict(scores), prefix="evaluation  ")
+        self._record({"step": step, "epoch": epoch, **scores}, prefix="evaluation  ")
 
     def write_images(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:
         """Show `image` [H, W, 3] BGR in TensorBoard."""
@@ -147,15 +147,15 @@ class Metrics:
         means = {TOTAL: _rounded(sum(numbers[:num_losses]))} if num_losses else {}
         return means | {name: _rounded(number) for name, number in zip([*names, *metrics], numbers, strict=True)}
 
-    def _record(self, step: int, epoch: int, values: dict[str, float], *, prefix: str = "") -> None:
+    def _record(self, values: Mapping[str, float], *, prefix: str = "") -> None:
         if not self._is_chief:
             return
-        now = self._clock()
-        line = _json_line({"step": step, "epoch": epoch, "time": round(now, 3), **values})
-        _append(self._path, line)
-        log_metrics(values, prefix=f"{prefix}step: {step}  epoch: {epoch}  ")
+        now = round(self._clock(), 3)
+        _append(self._path, _json_line({**values, "time": now}))
+        log_metrics(values, prefix=prefix)
         if self._wants_board:
-            self._open_board().scalars(step, values, at=now)
+            shown = {name: value for name, value in values.items() if name != "step"}
+            self._open_board().scalars(int(values["step"]), shown, at=now)
 
     def _open_board(self) -> TensorBoard:
         if self._board is None:
