@@ -23,6 +23,7 @@ from maskfleet.data.samples import Preparation, Sample, train_sample
 from maskfleet.data.store import open_store
 from maskfleet.errors import DataError
 from maskfleet.ops.masks import mask_targets
+from maskfleet.ops.outlines import bitmap_edges
 
 WriteSplit = Callable[..., SplitPaths]
 PLAIN = Preparation((96, 96), 128, 0.0, None, 0.0, masks=True, crowds=True)  # 48 x 64 sources are doubled
@@ -90,6 +91,22 @@ def test_a_run_length_mask_of_an_object_is_drawn_like_the_resized_bitmap(
     wanted = cv2.resize(disc.astype(np.uint8), (128, 96), interpolation=cv2.INTER_NEAREST).astype(bool)
     wanted = wanted[:, ::-1] if preparation.flip else wanted
     assert (drawn & wanted).sum() / (drawn | wanted).sum() > 0.97
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_edges_of_a_run_length_mask_are_those_of_its_whole_bitmap(write_split: WriteSplit, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    top, left = rng.integers(0, 30, 2)
+    mask = np.zeros((48, 64), bool)
+    mask[top : top + 15, left : left + 20] = rng.random((15, 20))[: 48 - top, : 64 - left] < 0.6
+    tree = coco_tree(annotation(1, segmentation=packed(mask), bbox=[0, 0, 64, 48], area=9))
+    sample = sample_of(write_split(tree), dataclasses.replace(PLAIN, short_edge_px=(48, 48)))
+    np.testing.assert_array_equal(sample.outlines[0][0], bitmap_edges(mask)[0])
+
+
+def test_an_empty_run_length_mask_has_no_edges(write_split: WriteSplit) -> None:
+    tree = coco_tree(annotation(1, segmentation=packed(np.zeros((48, 64), bool))))
+    assert len(sample_of(write_split(tree)).outlines[0][0]) == 0
 
 
 def test_an_annotation_without_an_outline_has_the_mask_of_its_box(write_split: WriteSplit) -> None:

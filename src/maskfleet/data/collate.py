@@ -7,6 +7,7 @@ leaves them, [B, H, W, 3], and are shown as [B, 3, H, W]: torch's channels_last,
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from maskfleet.batch import Batch, Images, Outlines, Targets
 from maskfleet.data.augment import place_image
@@ -71,7 +73,7 @@ def evaluation_batch(samples: Sequence[Sample], images: Images) -> EvalBatch:
 
 def images_on_canvas(samples: Sequence[Sample], canvas: tuple[int, int]) -> Images:
     """The resized images in the top left corners of canvases of (height, width)."""
-    pixels = torch.zeros(len(samples), *canvas, 3, dtype=torch.uint8)
+    pixels = _blank(len(samples), *canvas, 3)
     for place, sample in zip(pixels.numpy(), samples, strict=True):
         place_image(sample.image, sample.geometry, place)
     return Images(pixels.permute(0, 3, 1, 2), _sizes(samples))
@@ -81,7 +83,7 @@ def images_as_decoded(samples: Sequence[Sample], canvas: tuple[int, int]) -> tup
     """The source images, padded to one size, and how `resize_on_device` puts them on the canvas."""
     height, width = np.max([sample.image.shape[:2] for sample in samples], axis=0)
     room = [-(-int(side) // SOURCE_STEP_PX) * SOURCE_STEP_PX for side in (height, width)]
-    pixels = torch.zeros(len(samples), *room, 3, dtype=torch.uint8)
+    pixels = _blank(len(samples), *room, 3)
     for place, sample in zip(pixels.numpy(), samples, strict=True):
         place[: sample.image.shape[0], : sample.image.shape[1]] = sample.image
     geometries = [sample.geometry for sample in samples]
@@ -100,6 +102,15 @@ def padded_count(count: int, smallest: int) -> int:
     while smallest < count:
         smallest *= 2
     return smallest
+
+
+def _blank(*shape: int) -> Tensor:
+    """Zero bytes; in a worker in shared memory from the start, which spares the queue a copy of every image."""
+    if get_worker_info() is None:
+        return torch.zeros(shape, dtype=torch.uint8)
+    # As torch's own default_collate does; fresh pages are zero.
+    storage = torch.UntypedStorage._new_shared(math.prod(shape))  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
 
 def _sizes(samples: Sequence[Sample]) -> Tensor:

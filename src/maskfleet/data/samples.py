@@ -104,10 +104,11 @@ def _geometry(
 
 @dataclass(frozen=True, slots=True)
 class _Outline:
-    """An instance's mask in source pixels: as polygons, or as a bitmap with the edges that bound it."""
+    """An instance's mask in source pixels: as polygons, or as a bitmap and the edges that bound it."""
 
     polygons: list[npt.NDArray[Any]]
-    bitmap: npt.NDArray[np.bool_] | None = None
+    bitmap: npt.NDArray[np.bool_] | None = None  # no larger than the mask
+    corner: tuple[int, int] = (0, 0)  # (y, x) of the bitmap
     edges: Edges | None = None
 
 
@@ -118,14 +119,13 @@ def _outline(record: ImageRecord, objects: InstanceArrays, number: int) -> _Outl
         return _Outline(list(polygons))
     rle = objects.rle(number)
     if rle is not None:
-        bitmap = _bitmap(rle, record, int(objects.ids[number]))
-        return _Outline([], bitmap, bitmap_edges(bitmap))
+        return _bitmap_outline(_runs(rle, record, int(objects.ids[number])), record.height)
     left, top, right, bottom = objects.boxes[number]
     return _Outline([np.array([[left, top], [right, top], [right, bottom], [left, bottom]])])
 
 
-def _bitmap(rle: dict[str, Any], record: ImageRecord, annotation_id: int) -> npt.NDArray[np.bool_]:
-    """The mask that `rle` packs, [height, width] of the image."""
+def _runs(rle: dict[str, Any], record: ImageRecord, annotation_id: int) -> Ints:
+    """The runs that `rle` packs, which cover the image."""
     try:
         if tuple(rle["size"]) != (record.height, record.width):
             raise RleError(f"its size is {rle['size']}, but the image is {record.height} x {record.width}")
@@ -136,15 +136,33 @@ def _bitmap(rle: dict[str, Any], record: ImageRecord, annotation_id: int) -> npt
             f"the mask of annotation {annotation_id} of image {record.id}, {record.path}, is broken: {error}",
             remedy="mend the annotation, or set data.on_bad=skip to train without the image",
         ) from None
-    columns = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
-    return columns.reshape(record.width, record.height).T
+    return runs
+
+
+def _bitmap_outline(runs: Ints, height: int) -> _Outline:
+    """The outline of a run-length mask, whose runs go down the columns; only its own columns and rows are unpacked."""
+    ends = np.cumsum(runs)
+    inked = np.flatnonzero(runs[1::2])
+    if not len(inked):
+        return _Outline([], edges=bitmap_edges(np.zeros((1, 1), np.bool_)))
+    left = int(ends[2 * inked[0]]) // height
+    right = -(-int(ends[2 * inked[-1] + 1]) // height)
+    is_ink = np.arange(len(runs)) % 2 == 1
+    borders = np.clip(ends, left * height, right * height)
+    kept = borders - np.concatenate([[left * height], borders[:-1]])
+    columns = np.repeat(is_ink, kept).reshape(right - left, height)
+    rows = np.flatnonzero(columns.any(axis=0))
+    top, bottom = int(rows[0]), int(rows[-1]) + 1
+    bitmap = columns[:, top:bottom].T
+    edges, part = bitmap_edges(bitmap)
+    return _Outline([], bitmap, (top, left), (edges + np.array([left, top, left, top], np.float32), part))
 
 
 def _moved(outline: _Outline, geometry: Geometry) -> _Outline:
     if outline.edges is None:
         return _Outline([augment.move_points(polygon, geometry) for polygon in outline.polygons])
     edges, part = outline.edges
-    return _Outline([], None, (augment.move_points(edges.reshape(-1, 2), geometry).reshape(-1, 4), part))
+    return _Outline([], edges=(augment.move_points(edges.reshape(-1, 2), geometry).reshape(-1, 4), part))
 
 
 def _edges(outline: _Outline) -> Edges:
@@ -172,15 +190,19 @@ def _boxes_in_window(boxes: Floats, outlines: list[_Outline], geometry: Geometry
 
 def _seen_box(outline: _Outline, geometry: Geometry) -> Floats | None:
     """Bounds, on the canvas, of the part of an outline inside the window; None if there is none."""
-    if outline.bitmap is None:
+    if outline.edges is None:
         moved = [augment.move_points(polygon, geometry) for polygon in outline.polygons]
         inside = np.concatenate([augment.clip_polygon(polygon, geometry.size) for polygon in moved])
         return np.concatenate([inside.min(axis=0), inside.max(axis=0)]).astype(np.float32) if len(inside) else None
+    if outline.bitmap is None:
+        return None
     per_pixel = np.array(geometry.source) / np.array(geometry.resized)
-    start = np.floor(np.array(geometry.offset) * per_pixel).astype(int)
-    stop = np.ceil((np.array(geometry.offset) + geometry.size) * per_pixel).astype(int)
+    start = np.floor(np.array(geometry.offset) * per_pixel).astype(int) - outline.corner
+    stop = np.ceil((np.array(geometry.offset) + geometry.size) * per_pixel).astype(int) - outline.corner
+    start, stop = np.maximum(start, 0), np.maximum(stop, 0)
     rows, columns = np.nonzero(outline.bitmap[start[0] : stop[0], start[1] : stop[1]])
     if not len(rows):
         return None
-    corners = np.array([[columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]]) + np.tile(start[::-1], 2)
+    top, left = start + outline.corner
+    corners = np.array([[columns.min() + left, rows.min() + top, columns.max() + left + 1, rows.max() + top + 1]])
     return np.asarray(augment.move_boxes(corners, geometry)[0], np.float32)
