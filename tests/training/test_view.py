@@ -16,7 +16,7 @@ VALUES = {
     "epoch": 2,
     "learning_rate": 0.02,
     "images_per_s": 38.25,
-    "data_wait_s": 2.0,
+    "data_wait_s": 0.02,  # of steps that take 0.2 s
     "memory_mib": 14540.8,
     "total_cost": 1.25,
     "rpn_losses/label_loss": 0.5,
@@ -117,6 +117,17 @@ def test_the_best_ap_stays_when_a_later_one_is_worse() -> None:
         assert "30.0  best 40.0 at step 20" in screen(view)
         view.evaluation({"mAP(bbox)/IoU=0.5:0.95": 0.5}, step=25)
         assert "50.0  best 50.0 at step 25" in screen(view)
+
+
+def test_an_evaluation_does_not_count_as_a_slow_step() -> None:
+    clock = Clock()
+    with View(100, 0, enabled=False, console=terminal(), clock=clock) as view:
+        clock.now_s += 500
+        view.evaluation(SCORES)
+        clock.now_s += 10
+        view.step(10)
+        view.metrics({"data_wait_s": 0.5})
+        assert "waiting for data  50%" in screen(view)
 
 
 def test_a_view_of_a_run_without_measurements_can_be_drawn() -> None:

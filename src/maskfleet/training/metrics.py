@@ -78,7 +78,8 @@ class Metrics:
     ) -> dict[str, float]:
         """Write down the mean of each loss term since the last write, their sum `total_cost`, and the rest.
 
-        This is the one time that the host waits for the device. The answer holds what was written.
+        This is the one time that the host waits for the device. `data_wait_s` is of one step, on average. The answer
+        holds what was written.
         """
         means = self._read_means(metrics or {})
         values: dict[str, float] = {"step": step, "epoch": epoch, "learning_rate": lr}
@@ -113,14 +114,17 @@ class Metrics:
                 logger.info("dropped %d lines of %s from after step %d", len(lines) - len(kept), FILE, step)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's sums since the last write, as strings and numbers that JSON keeps to the last bit."""
-        sums = [] if self._sums is None else self._sums.tolist()
+        """This rank's sums since the last write: names, a float64 tensor and a count."""
+        sums = torch.zeros(0, dtype=torch.float64) if self._sums is None else self._sums.clone()
         return {"names": list(self._names), "sums": sums, "count": self._count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`, so that the next write has the same digits as if there had been no interruption."""
+        """Go on from `state`, so that the next write has the same digits as if there had been no interruption.
+
+        The sums may also be a list of numbers, as a checkpoint in JSON keeps them to the last bit.
+        """
         self._names, self._count = list(state["names"]), int(state["count"])
-        self._sums = torch.tensor(state["sums"], dtype=torch.float64) if self._count else None
+        self._sums = torch.as_tensor(state["sums"], dtype=torch.float64).clone() if self._count else None
 
     def close(self) -> None:
         """Finish what TensorBoard's thread has still to write."""

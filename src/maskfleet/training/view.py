@@ -55,8 +55,8 @@ class View:
         self._clock = clock
         self._samples: deque[tuple[float, int]] = deque()  # (moment, step) of the last minute
         self._values: dict[str, float] = {}
-        self._measured_at = math.nan
-        self._interval_s = math.nan  # between the last two calls of `metrics`
+        self._measured: tuple[float, int] = (math.nan, start_step)  # moment and step of the newest metrics
+        self._step_s = math.nan  # time of one step, on average, before the newest metrics
         self._history: dict[str, list[float]] = {}  # of each loss term
         self._scores: dict[str, float] = {}
         self._best: dict[str, tuple[float, int]] = {}  # AP and step, by kind
@@ -65,8 +65,8 @@ class View:
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        self._measured_at = self._clock()
-        self._samples.append((self._measured_at, self._step))
+        self._measured = (self._clock(), self._step)
+        self._samples.append(self._measured)
         if self.enabled:
             self._open.enter_context(console_replaced(_Above(self._console)))
             self._open.enter_context(
@@ -90,14 +90,16 @@ class View:
 
     def metrics(self, values: Mapping[str, float]) -> None:
         """Show what `Metrics.write` gave back."""
-        now = self._clock()
-        self._interval_s, self._measured_at = now - self._measured_at, now
+        since, step = self._measured
+        self._measured = (self._clock(), self._step)
+        self._step_s = (self._measured[0] - since) / max(self._step - step, 1)
         for name in _loss_names(values):
             self._history.setdefault(name, []).append(values[name])
         self._values = dict(values)
 
     def evaluation(self, scores: Mapping[str, float], *, step: int | None = None) -> None:
         """Show the scores of an evaluation, by the names of the log, after `step` or else the current one."""
+        self._measured = (self._clock(), self._step)  # what an evaluation takes is not the next step's time
         self._scores = dict(scores)
         for kind, name in KINDS.items():
             ap = scores.get(f"{name}/IoU=0.5:0.95", -1.0)
@@ -186,8 +188,8 @@ class View:
             facts.append(("learning rate", Text(f"{values['learning_rate']:.3g}")))
         if "images_per_s" in values:
             facts.append(("speed", Text(f"{values['images_per_s']:.1f} images/s")))
-        if "data_wait_s" in values and self._interval_s > 0:
-            share = min(values["data_wait_s"] / self._interval_s, 1.0)
+        if "data_wait_s" in values and self._step_s > 0:
+            share = min(values["data_wait_s"] / self._step_s, 1.0)
             facts.append(("waiting for data", Text(f"{share:.0%}", "yellow" if share > 0.1 else "")))
         for name, label in (("memory_mib", "memory"), ("host_memory_mib", "host memory")):
             if name in values:
