@@ -78,6 +78,9 @@ def test_npz_to_ours_to_npz_is_equal_to_the_last_bit(variant: str, tmp_path: Pat
         assert sorted(again.files) == sorted(arrays)
         for name, array in arrays.items():
             assert np.array_equal(bits(again[name]), bits(array)), name
+    # pytest keeps folders of several runs, and these files are hundreds of megabytes.
+    there.unlink()
+    back.unlink()
 
 
 def test_layouts_by_hand(tmp_path: Path) -> None:

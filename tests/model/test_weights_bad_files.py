@@ -15,9 +15,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from weight_samples import (
-    config_of,
-    name_table,
     random_state,
+    slim_config,
     small_config,
     torchvision_state,
     write_backbone_npz,
@@ -160,33 +159,31 @@ def test_a_wrong_source(tmp_path: Path) -> None:
 
 def test_a_newer_format_and_a_spoilt_configuration(tmp_path: Path) -> None:
     state = random_state(small_config())
-    save_file(state, tmp_path / "new.safetensors", {"maskfleet_format": "2"})
+    save_file(state, tmp_path / "new.safetensors", {"maskfleet": '{"format": 2}'})
     assert "format 2" in refusal(tmp_path / "new.safetensors").what
-    save_file(state, tmp_path / "old.safetensors", {"maskfleet_format": "1", "model_config": '{"mask": 7}'})
-    assert "unreadable configuration" in refusal(tmp_path / "old.safetensors").what
+    for text in ("[]", "{", '{"format": 1}', '{"format": 1, "model": {"mask": 7}, "categories": []}'):
+        save_file(state, tmp_path / "old.safetensors", {"maskfleet": text})
+        assert "unreadable configuration" in refusal(tmp_path / "old.safetensors").what
 
 
 @pytest.mark.parametrize(
     ("theirs", "ours", "looks_like", "cure"),
     [
-        ("r101_fpn_mask", "fpn_mask", "R101 fpn Mask R-CNN", "model.backbone.blocks=[3,4,23,3]"),
-        ("fpn_mask", "r101_fpn_mask", "R50 fpn Mask R-CNN", "model.backbone.blocks=[3,4,6,3]"),
-        ("c4_mask", "fpn_mask", "R50 c4 Mask R-CNN", "model.architecture=c4"),
-        ("fpn_mask", "c4_mask", "R50 fpn Mask R-CNN", "model.architecture=fpn"),
+        ("r101_fpn_mask", "fpn_mask", "R101 with 8 channels fpn Mask R-CNN", "model.backbone.blocks=[3,4,23,3]"),
+        ("fpn_mask", "r101_fpn_mask", "R50 with 8 channels fpn Mask R-CNN", "model.backbone.blocks=[3,4,6,3]"),
+        ("c4_mask", "fpn_mask", "R50 with 8 channels c4 Mask R-CNN", "model.architecture=c4"),
+        ("fpn_mask", "c4_mask", "R50 with 8 channels fpn Mask R-CNN", "model.architecture=fpn"),
         ("r50_fpn_gn_mask", "fpn_mask", "GN, 4conv1fc_gn head", "model.backbone.norm=GN"),
         ("fpn_mask", "r50_fpn_nonorm_mask", "batch norm", "model.backbone.norm=FreezeBN"),
         ("fpn_cascade_mask", "fpn_mask", "cascade", "model.cascade=true"),
-        ("fpn_joint", "fpn_mask", "R50 fpn Faster R-CNN", "model.mask=false"),
+        ("fpn_joint", "fpn_mask", "R50 with 8 channels fpn Faster R-CNN", "model.mask=false"),
     ],
 )
 def test_weights_of_another_architecture_say_which(
     theirs: str, ours: str, looks_like: str, cure: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "other.npz"
-    # One number stands for each tensor: shapes are judged before anything is read from them.
-    arrays = {name: np.broadcast_to(np.float32(0), shape) for name, shape in name_table(theirs).items()}
-    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
-    error = refusal(path, config_of(ours))
+    path = write_npz(tmp_path / "other.npz", slim_config(theirs))
+    error = refusal(path, slim_config(ours))
     assert error.what.index("looks like") < error.what.index(looks_like) < error.what.index("the model is")
     assert cure in error.remedy
 

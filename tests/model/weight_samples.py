@@ -53,6 +53,12 @@ def config_of(variant: str) -> ModelConfig:
     return replaced(ModelConfig(), {"num_categories": 80} | VARIANTS[variant])
 
 
+def slim_config(variant: str) -> ModelConfig:
+    """A variant with all its blocks but few channels."""
+    widths = {path: value for path, value in SMALL.items() if "channels" in path}
+    return replaced(config_of(variant), widths)
+
+
 def small_config(**changes: Any) -> ModelConfig:
     """A network of every part with all widths different; keywords are field paths with __ for the dot."""
     return replaced(ModelConfig(), SMALL | {path.replace("__", "."): value for path, value in changes.items()})

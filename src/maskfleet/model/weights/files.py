@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -28,7 +27,7 @@ from maskfleet.model.weights.tensorpack import RowOrder, npz_arrays
 Container = Literal["npz", "pth", "safetensors"]
 
 FORMAT_VERSION = 1
-_FORMAT_KEY = "maskfleet_format"
+_METADATA_KEY = "maskfleet"
 _MAX_HEADER = 100_000_000  # bytes, safetensors' own limit
 _KNOWN = "a TensorPack .npz, a torchvision .pth or a maskfleet .safetensors"
 _WRAPPERS = ("model", "state_dict")
@@ -66,11 +65,9 @@ def save_weights(path: Path, state: Mapping[str, Tensor], config: ModelConfig, c
             f"{len(categories)} category names were given for a model of {config.num_categories} classes",
             remedy="give one name a class, without background, in the order of the labels",
         )
-    metadata = {
-        _FORMAT_KEY: str(FORMAT_VERSION),
-        "model_config": config.model_dump_json(),
-        "categories": json.dumps(list(categories)),
-    }
+    about = {"format": FORMAT_VERSION, "model": config.model_dump(mode="json"), "categories": list(categories)}
+    # One entry, because safetensors writes several in random order and equal weights would make unequal files.
+    metadata = {_METADATA_KEY: json.dumps(about)}
     tensors = {name: state[name].detach().cpu().contiguous() for name in expected_shapes(config, scope)}
     _replace_file(path, lambda temporary: save_file(tensors, temporary, metadata))
 
@@ -246,25 +243,24 @@ def _read_safetensors(path: Path) -> WeightsFile:
     with _readable(path), safe_open(path, framework="pt") as opened:
         metadata = opened.metadata() or {}
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  not a mapping
-    if _FORMAT_KEY not in metadata:
+    if _METADATA_KEY not in metadata:
         return WeightsFile(path, "safetensors", tensors)
-    config, categories = _read_metadata(path, metadata)
+    config, categories = _read_metadata(path, metadata[_METADATA_KEY])
     return WeightsFile(path, "safetensors", tensors, config=config, categories=categories)
 
 
-def _read_metadata(path: Path, metadata: Mapping[str, str]) -> tuple[ModelConfig, tuple[str, ...]]:
-    version = metadata[_FORMAT_KEY]
-    if version != str(FORMAT_VERSION):
-        raise WeightsError(
-            f"{path} is in format {version}, and this maskfleet reads format {FORMAT_VERSION}",
-            remedy="use the maskfleet that wrote it, or a newer one",
-        )
+def _read_metadata(path: Path, text: str) -> tuple[ModelConfig, tuple[str, ...]]:
     try:
-        config = ModelConfig.model_validate_json(metadata["model_config"])
-        categories = json.loads(metadata.get("categories", "[]"))
-    except (KeyError, ValidationError, json.JSONDecodeError) as error:
+        about = json.loads(text)
+        version = about["format"]
+        if version != FORMAT_VERSION:
+            raise WeightsError(
+                f"{path} is in format {version}, and this maskfleet reads format {FORMAT_VERSION}",
+                remedy="use the maskfleet that wrote it, or a newer one",
+            )
+        return ModelConfig.model_validate(about["model"]), tuple(str(name) for name in about["categories"])
+    except (KeyError, TypeError, ValueError) as error:
         raise WeightsError(
             f"{path} has an unreadable configuration inside: {_first_line(error)}",
             remedy="convert it again from the original weights",
         ) from error
-    return config, tuple(str(name) for name in categories)
