@@ -1,0 +1,76 @@
+"""`maskfleet train`: train in a run directory, or go on with the run that is there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from maskfleet.cli.options import ConfigOption, RecipeOption, SetOption
+from maskfleet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from maskfleet.config.run import RunConfig
+
+
+def train(
+    run_dir: Annotated[Path, typer.Argument(help="Run directory: new, or one to continue.", show_default=False)],
+    recipe: RecipeOption = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", "-d", help="Folder of the data; short for --set data.root=…", show_default=False)
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(min=1, help="GPUs of this machine to train on, one process each. Default: one.", show_default=False),
+    ] = None,
+) -> None:
+    """Train, or continue the run in RUN_DIR from its newest checkpoint. Never deletes a run."""
+    sets = list(set_ or [])
+    if data is not None:
+        sets.append(f"data.root={_quoted(data)}")
+    resolved = run_config(run_dir, recipe, config, sets)
+    if gpus is not None and gpus > 1:
+        _start_ranks(gpus, run_dir, resolved)
+    from maskfleet.training.run import train as train_run
+
+    train_run(resolved, run_dir)
+
+
+def run_config(run_dir: Path, recipe: str | None, config: Path | None, sets: list[str]) -> RunConfig:
+    """What to train: as the options say; without any, what the run directory says."""
+    from maskfleet.config.load import RUN_FILE, resolve
+
+    own = run_dir / RUN_FILE
+    if config is None and recipe is None and own.exists():
+        config = own
+    return resolve(recipe_name=recipe, file=config, sets=sets).config
+
+
+def _start_ranks(count: int, run_dir: Path, config: RunConfig) -> None:
+    """Become torchrun, which starts this command once a GPU."""
+    import torch
+
+    from maskfleet.config.load import write_run_file
+
+    if "RANK" in os.environ:
+        raise ConfigError("--gpus inside torchrun would start ranks of ranks", remedy="leave --gpus out")
+    found = torch.cuda.device_count()
+    if count > found:
+        raise ConfigError(
+            f"--gpus {count}, but this machine shows {found} GPUs", remedy="ask for fewer, or see `maskfleet doctor`"
+        )
+    write_run_file(run_dir, config)
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    os.execv(sys.executable, [sys.executable, *launcher, "-m", "maskfleet", "train", str(run_dir)])
+
+
+def _quoted(path: Path) -> str:
+    """`path` as a YAML text whatever characters it has."""
+    import json
+
+    return json.dumps(str(path))

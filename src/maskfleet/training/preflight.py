@@ -1,0 +1,65 @@
+"""What is looked at before the first step: the data, and the weights to start from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from maskfleet.config.run import RunConfig
+from maskfleet.data.checks import bad_images, check_split, raise_for, summarise
+from maskfleet.data.source import open_stores
+from maskfleet.data.store import AnnotationStore
+from maskfleet.errors import DataError, WeightsError
+from maskfleet.log import logger
+from maskfleet.training.distributed import Ranks
+
+CHECK_THREADS = 8
+
+
+def open_sets(config: RunConfig, ranks: Ranks) -> tuple[list[AnnotationStore], list[AnnotationStore]]:
+    """Training and validation stores; the chief builds them, the others open what it built."""
+    if ranks.worker.is_chief:
+        train, val = open_stores(config.data, config.data.train), open_stores(config.data, config.data.val)
+    ranks.barrier()
+    if not ranks.worker.is_chief:
+        train, val = open_stores(config.data, config.data.train), open_stores(config.data, config.data.val)
+    return train, val
+
+
+def broken_images(config: RunConfig, stores: Sequence[AnnotationStore], ranks: Ranks) -> list[set[int]]:
+    """Ids of images to leave out, by store; every fault is listed, and stops the run unless `data.on_bad` is skip."""
+    found: list[set[int]] = []
+    if ranks.worker.is_chief:
+        problems = [check_split(store, workers=CHECK_THREADS) for store in stores]
+        everything = [problem for of_store in problems for problem in of_store]
+        if everything:
+            logger.warning("%s", summarise(everything))
+        raise_for(everything, config.data.on_bad)
+        found = [bad_images(of_store) for of_store in problems]
+    answer: list[set[int]] = ranks.broadcast(found)
+    return answer
+
+
+def shared_categories(stores: Sequence[AnnotationStore]) -> list[dict[str, object]]:
+    """Ids and names of the training categories; validation sets must have the same ids."""
+    first = [(category.id, category.name) for category in stores[0].categories]
+    for store in stores[1:]:
+        ids = [category.id for category in store.categories]
+        if ids != [identity for identity, _ in first]:
+            raise DataError(
+                f"{store.split.annotations} has other categories than {stores[0].split.annotations}",
+                remedy="give all sets of a run the same list of categories",
+            )
+    return [{"id": identity, "name": name} for identity, name in first]
+
+
+def found_weights(name: str, config: RunConfig) -> Path:
+    """The weights file `name`: as given, or under `data.root`."""
+    for path in (Path(name).expanduser(), Path(config.data.root).expanduser() / name):
+        if path.exists():
+            return path
+    raise WeightsError(
+        f"there are no weights at {name}, nor under {config.data.root}",
+        remedy="put the file there, give its path, or train from random weights with "
+        "--set model.backbone.weights=null --set model.backbone.freeze_at=0",
+    )

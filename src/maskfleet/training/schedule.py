@@ -1,0 +1,96 @@
+"""The learning rate of every step, as pure arithmetic. A step is one forward and backward pass of all ranks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from maskfleet.config.run import TrainConfig
+from maskfleet.errors import ConfigError
+
+REFERENCE_BATCH = 8  # step schedules are written as if every step had so many images
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What the rate is at each step, and when training ends."""
+
+    images_per_step: int
+    steps_per_update: int  # passes whose gradients are added up before the weights move
+    steps_per_epoch: int
+    total_steps: int
+    full_lr: float
+    warmup_start_lr: float
+    warmup_steps: int
+    drops: tuple[tuple[int, float], ...]  # (first step, factor on the full rate), by rising step
+
+    def lr_at(self, step: int) -> float:
+        """Rate of step `step`, counted from 0."""
+        if step < self.warmup_steps:
+            return self.warmup_start_lr + step / self.warmup_steps * (self.full_lr - self.warmup_start_lr)
+        factor = 1.0
+        for first_step, value in self.drops:
+            if step >= first_step:
+                factor = value
+        return self.full_lr * factor
+
+    def updates_after(self, step: int) -> bool:
+        """Whether the weights move at the end of step `step`; the last step always moves them."""
+        return (step + 1) % self.steps_per_update == 0 or step + 1 == self.total_steps
+
+    def epoch_after(self, step: int) -> float:
+        """Epochs done once step `step` is."""
+        return (step + 1) / self.steps_per_epoch
+
+
+def schedule_for(train: TrainConfig, *, world_size: int, steps_per_pass: int) -> Schedule:
+    """The schedule of `train` on `world_size` ranks, where one pass over the data takes `steps_per_pass` steps."""
+    images_per_step = world_size * train.images_per_gpu
+    steps_per_update = max(1, train.accumulate_to_images // images_per_step)
+    if steps_per_update * images_per_step < train.accumulate_to_images:
+        steps_per_update += 1
+    steps_per_epoch = _steps_per_epoch(train, images_per_step, steps_per_pass)
+    drops, total_steps = _drops(train, images_per_step, steps_per_epoch)
+    return Schedule(
+        images_per_step=images_per_step,
+        steps_per_update=steps_per_update,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total_steps,
+        full_lr=train.base_lr * images_per_step * steps_per_update / train.base_lr_images,
+        warmup_start_lr=train.warmup_init_lr * REFERENCE_BATCH / train.base_lr_images,
+        warmup_steps=min(train.warmup_steps, total_steps // 2),
+        drops=drops,
+    )
+
+
+def _steps_per_epoch(train: TrainConfig, images_per_step: int, steps_per_pass: int) -> int:
+    if train.steps_per_epoch is not None:
+        return train.steps_per_epoch
+    if train.images_per_epoch is not None:
+        return max(1, train.images_per_epoch // images_per_step)
+    return steps_per_pass
+
+
+def _drops(train: TrainConfig, images_per_step: int, steps_per_epoch: int) -> tuple[tuple[tuple[int, float], ...], int]:
+    if train.step_schedule is not None:
+        steps = [_real_step(train, step, images_per_step, steps_per_epoch) for step in train.step_schedule]
+        drops = tuple((step, 0.1 ** (index + 1)) for index, step in enumerate(steps[:-1]))
+        total = steps[-1]
+    else:
+        assert train.epoch_schedule is not None
+        drops = tuple((int(epoch * steps_per_epoch), factor) for epoch, factor in train.epoch_schedule if factor)
+        total = math.ceil(train.epoch_schedule[-1][0] * steps_per_epoch)
+    if total < 1:
+        raise ConfigError(
+            f"the schedule ends before the first step: an epoch is {steps_per_epoch} steps of {images_per_step} images",
+            remedy="lengthen train.step_schedule or train.epoch_schedule, or use fewer images an update",
+        )
+    return drops, total
+
+
+def _real_step(train: TrainConfig, step: int, images_per_step: int, steps_per_epoch: int) -> int:
+    """A step of 8 images in steps of ours; TensorPack rounds down to whole epochs where an epoch's length is given."""
+    scaled = step * REFERENCE_BATCH / images_per_step
+    if train.steps_per_epoch is None and train.images_per_epoch is None:
+        return round(scaled)
+    return int(scaled // steps_per_epoch) * steps_per_epoch

@@ -1,0 +1,121 @@
+"""The live parts of a run, to and from a snapshot."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maskfleet.config.run import RunConfig
+from maskfleet.data.loader import TrainLoader
+from maskfleet.errors import TrainingError
+from maskfleet.model.mask_rcnn import MaskRCNN
+from maskfleet.training.checkpoint import Snapshot, host_copies
+from maskfleet.training.ema import Ema
+from maskfleet.training.optim import load_momentum, momentum_state
+from maskfleet.training.precision import Precision
+
+logger = logging.getLogger("maskfleet")
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the run is."""
+
+    step: int = 0  # steps done
+    best_ap: float | None = None
+    best_step: int | None = None
+    elapsed_s: float = 0.0  # spent in training before this process
+    started_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def training_s(self) -> float:
+        """Seconds spent in training by all processes of this run."""
+        return self.elapsed_s + time.monotonic() - self.started_at
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What changes while a run goes on."""
+
+    model: MaskRCNN
+    optimizer: torch.optim.SGD
+    precision: Precision
+    ema: Ema | None
+    loader: TrainLoader
+
+
+def snapshot_of(
+    parts: Parts,
+    progress: Progress,
+    *,
+    config: RunConfig,
+    categories: list[dict[str, Any]],
+    windows: list[dict[str, Any]],
+) -> Snapshot:
+    """Everything needed to go on after `progress.step`; `windows` is each rank's unwritten share of the metrics."""
+    tensors = {f"model/{name}": tensor for name, tensor in parts.model.state_dict().items()}
+    tensors |= {f"momentum/{name}": tensor for name, tensor in momentum_state(parts.model, parts.optimizer).items()}
+    if parts.ema is not None:
+        tensors |= {f"ema/{name}": tensor for name, tensor in parts.ema.averages.items()}
+    tensors["rng/cpu"] = torch.get_rng_state()
+    if parts.precision.device.type == "cuda":
+        tensors["rng/cuda"] = torch.cuda.get_rng_state(parts.precision.device)
+    numbers = {
+        "loader": parts.loader.state(progress.step),
+        "scaler": parts.precision.scaler.state_dict(),
+        "metrics": windows,
+        "world_size": len(windows),
+        "images_per_step": parts.loader.images_per_step,
+        "best_ap": progress.best_ap,
+        "best_step": progress.best_step,
+        "elapsed_s": progress.training_s,
+        "categories": categories,
+        "config": config.model_dump(mode="json"),
+    }
+    return Snapshot(progress.step, host_copies(tensors), numbers)
+
+
+def restore(parts: Parts, snapshot: Snapshot) -> Progress:
+    """Put `snapshot` into the live parts; the loader was built from it already."""
+    _load_model(parts.model, _under(snapshot, "model/"))
+    load_momentum(parts.model, parts.optimizer, _under(snapshot, "momentum/"))
+    averages = _under(snapshot, "ema/")
+    if parts.ema is not None and averages:
+        for name, tensor in averages.items():
+            parts.ema.averages[name].copy_(tensor)
+    if snapshot.numbers["scaler"]:
+        parts.precision.scaler.load_state_dict(snapshot.numbers["scaler"])
+    torch.set_rng_state(snapshot.tensors["rng/cpu"])
+    if parts.precision.device.type == "cuda" and "rng/cuda" in snapshot.tensors:
+        torch.cuda.set_rng_state(snapshot.tensors["rng/cuda"], parts.precision.device)
+    return Progress(
+        step=snapshot.step,
+        best_ap=snapshot.numbers["best_ap"],
+        best_step=snapshot.numbers["best_step"],
+        elapsed_s=snapshot.numbers["elapsed_s"],
+    )
+
+
+def weights_of(snapshot: Snapshot) -> dict[str, Tensor]:
+    """The weights a user wants from a checkpoint: the averages where they were kept, else the plain ones."""
+    return _under(snapshot, "model/") | _under(snapshot, "ema/")
+
+
+def _under(snapshot: Snapshot, prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in snapshot.tensors.items() if name.startswith(prefix)}
+
+
+def _load_model(model: MaskRCNN, weights: dict[str, Tensor]) -> None:
+    expected = model.state_dict()
+    different = [name for name in expected if name not in weights or weights[name].shape != expected[name].shape]
+    if different or set(weights) != set(expected):
+        raise TrainingError(
+            f"the checkpoint belongs to another model: {len(different)} tensors differ, such as {different[:1]}",
+            remedy="continue with the run's own run.yaml, or start anew with train.weights",
+        )
+    model.load_state_dict(weights)
