@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from maskfleet.batch import Outlines
+from maskfleet.ops.triton import kernels_for
 
 FIFTHS = 5  # pycocotools' sub-pixels a pixel
 CANVAS_MULTIPLE = 8  # TensorPack packs mask bits in bytes
@@ -43,6 +44,11 @@ def mask_targets(
     start = outlines.start.gather(1, matched).reshape(-1) + image.reshape(-1) * outlines.edges.shape[1]
     count = (outlines.count.gather(1, matched) * valid).reshape(-1)
     walk = _walk(outlines.edges.reshape(-1, 4))
+    if kernels_for(boxes):
+        drawn: Tensor = _draw_by_kernel(
+            walk.columns(), outlines.part.reshape(-1), start, count, y.columns(), x.columns(), outlines.max_parts
+        )
+        return drawn.view(batch, num_boxes, resolution, resolution)
     part = outlines.part.reshape(-1).to(torch.int64)
 
     budget = PAIRS_PER_CHUNK_CPU if boxes.device.type == "cpu" else PAIRS_PER_CHUNK_GPU
@@ -74,6 +80,9 @@ class _Samples:
     def part_of(self, here: slice) -> _Samples:
         return _Samples(self.pixels[here], self.fraction[here], self.on_canvas[here])
 
+    def columns(self) -> list[Tensor]:
+        return [self.pixels, self.fraction, self.on_canvas]
+
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
@@ -88,6 +97,43 @@ class _Walk:
 
     def at(self, edge: Tensor) -> _Walk:
         return _Walk(self.flat[edge], self.x[edge], self.y[edge], self.low[edge], self.high[edge], self.slope[edge])
+
+    def columns(self) -> list[Tensor]:
+        return [self.flat, self.x, self.y, self.low, self.high, self.slope]
+
+
+@torch.library.custom_op(
+    "maskfleet::draw_masks",
+    mutates_args=(),
+    device_types="cuda",
+    schema="(Tensor[] walk, Tensor part, Tensor start, Tensor count, Tensor[] y, Tensor[] x, int num_parts) -> Tensor",
+)
+def _draw_by_kernel(
+    walk: list[Tensor],
+    part: Tensor,
+    start: Tensor,
+    count: Tensor,
+    y: list[Tensor],
+    x: list[Tensor],
+    num_parts: int,
+) -> Tensor:
+    from maskfleet.ops.triton import masks as kernels
+
+    return kernels.mask_targets(walk, part, start, count, kernels.Axis(*y), kernels.Axis(*x), num_parts=num_parts)
+
+
+@_draw_by_kernel.register_fake
+def _(
+    walk: list[Tensor],
+    part: Tensor,
+    start: Tensor,
+    count: Tensor,
+    y: list[Tensor],
+    x: list[Tensor],
+    num_parts: int,
+) -> Tensor:
+    num_boxes, resolution = y[1].shape
+    return part.new_empty(num_boxes, resolution, resolution, dtype=torch.float32)
 
 
 def _axis_samples(start: Tensor, end: Tensor, extent: Tensor, resolution: int) -> _Samples:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from maskfleet.ops.boxes import pairwise_iou
+from maskfleet.ops.triton import kernels_for
 
 _GTS_AT_ONCE = 8  # ground truths that rpn_labels compares with all anchors together: bounds its memory, fits a cache
 
@@ -32,15 +33,13 @@ def rpn_labels(
     if several tie) and those with an IoU of `positive_iou` are 1; then those that reach `negative_iou` with no gt are
     0, best of a gt or not; last, those of which more than `crowd_overlap` lies in a crowd are -1.
     """
-    inside = _inside_image(anchors, sizes)  # [B, N]
-    best_iou, matched, is_best = _best_matches(anchors, boxes, valid, inside)
-    positive = is_best | (best_iou >= positive_iou)
-    labels = torch.where(positive, 1, -1)
-    labels = torch.where(best_iou < negative_iou, 0, labels)
-    ignored = ~inside
+    if kernels_for(anchors):
+        labels, matched = _labels_by_kernel(anchors, boxes, valid, sizes, positive_iou, negative_iou)
+    else:
+        labels, matched = _labels(anchors, boxes, valid, sizes, positive_iou=positive_iou, negative_iou=negative_iou)
     if crowd_boxes.shape[1] > 0 and crowd_overlap < 1:  # no share of an anchor exceeds 1
-        ignored = ignored | _in_crowd(anchors, crowd_boxes, crowd_valid, crowd_overlap)
-    return torch.where(ignored, -1, labels).to(torch.int8), matched
+        labels = torch.where(_in_crowd(anchors, crowd_boxes, crowd_valid, crowd_overlap), -1, labels).to(torch.int8)
+    return labels, matched
 
 
 def match_rois(boxes: Tensor, boxes_valid: Tensor, gt: Tensor, gt_valid: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,6 +53,41 @@ def match_rois(boxes: Tensor, boxes_valid: Tensor, gt: Tensor, gt_valid: Tensor)
     iou = torch.where(pair_valid, pairwise_iou(boxes, gt), 0.0)
     best_iou, matched = iou.max(dim=-1)
     return best_iou, matched
+
+
+def _labels(
+    anchors: Tensor, boxes: Tensor, valid: Tensor, sizes: Tensor, *, positive_iou: float, negative_iou: float
+) -> tuple[Tensor, Tensor]:
+    """`rpn_labels` without crowds."""
+    inside = _inside_image(anchors, sizes)  # [B, N]
+    best_iou, matched, is_best = _best_matches(anchors, boxes, valid, inside)
+    positive = is_best | (best_iou >= positive_iou)
+    labels = torch.where(positive, 1, -1)
+    labels = torch.where(best_iou < negative_iou, 0, labels)
+    return torch.where(inside, labels, -1).to(torch.int8), matched
+
+
+@torch.library.custom_op(
+    "maskfleet::rpn_labels",
+    mutates_args=(),
+    device_types="cuda",
+    schema="(Tensor anchors, Tensor boxes, Tensor valid, Tensor sizes, float positive_iou, float negative_iou)"
+    " -> (Tensor, Tensor)",
+)
+def _labels_by_kernel(
+    anchors: Tensor, boxes: Tensor, valid: Tensor, sizes: Tensor, positive_iou: float, negative_iou: float
+) -> tuple[Tensor, Tensor]:
+    from maskfleet.ops.triton import matching as kernels
+
+    return kernels.rpn_labels(anchors, boxes, valid, sizes, positive_iou=positive_iou, negative_iou=negative_iou)
+
+
+@_labels_by_kernel.register_fake
+def _(
+    anchors: Tensor, boxes: Tensor, valid: Tensor, sizes: Tensor, positive_iou: float, negative_iou: float
+) -> tuple[Tensor, Tensor]:
+    shape = (valid.shape[0], anchors.shape[0])
+    return anchors.new_empty(shape, dtype=torch.int8), anchors.new_empty(shape, dtype=torch.int64)
 
 
 def _inside_image(anchors: Tensor, sizes: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from maskfleet.ops.boxes import pairwise_iou
+from maskfleet.ops.triton import kernels_for
 
 _BLOCK = 64  # boxes settled together; the width of a machine word
 _FIRST = torch.iinfo(torch.int64).min
@@ -121,6 +122,10 @@ def _(boxes: Tensor, valid: Tensor, threshold: float) -> Tensor:
 @_nms_keep.register_kernel("cuda")
 def _nms_keep_on_device(boxes: Tensor, valid: Tensor, threshold: float) -> Tensor:
     """Greedy suppression without asking the device anything: a block settles in order, then strikes the later boxes."""
+    if kernels_for(boxes):
+        from maskfleet.ops.triton import nms as kernels
+
+        return kernels.nms_keep(boxes, valid, threshold)
     boxes = boxes.to(torch.float32)
     alive = valid.clone()
     num_boxes = valid.shape[1]

@@ -14,8 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from maskfleet.ops.triton import kernels_for
+
 CANONICAL_SIDE_PX = 224.0  # a box of this side is read from level 4 (Lin et al., Feature Pyramid Networks, section 4.2)
 CANONICAL_LEVEL = 4
+_KERNEL_LEVELS = 4  # the most that one launch of the kernel reads
 
 
 def roi_levels(boxes: Tensor, *, min_level: int = 2, max_level: int = 5, aws: bool = False) -> Tensor:
@@ -54,6 +57,19 @@ def multilevel_roi_align(
     batch, channels = features[0].shape[:2]
     num_boxes = boxes.shape[1]
     dtype = features[0].dtype
+    pooled: Tensor
+    if kernels_for(features[0]) and dtype != torch.float64 and len(features) <= _KERNEL_LEVELS:
+        pooled = _pool_by_kernel(
+            list(features),
+            boxes.detach().to(torch.float32),
+            torch.stack([extent.to(torch.int64) for extent in extents]),
+            levels,
+            list(strides),
+            resolution,
+            samples,
+            half_pixel,
+        )
+        return pooled.permute(0, 1, 4, 2, 3)
     table = torch.cat([feature.permute(0, 2, 3, 1).reshape(-1, channels) for feature in features])  # [R, C]
     if dtype in (torch.float16, torch.bfloat16):
         table = table.float()
@@ -61,7 +77,7 @@ def multilevel_roi_align(
     with torch.no_grad():
         grid = _Grid(resolution=resolution, samples=samples, half_pixel=half_pixel)
         index, weight = _bin_taps(sources, boxes.to(_geometry_dtype(dtype)), grid)
-    pooled: Tensor = weighted_rows(table, index, weight.to(table.dtype))  # [N, C]
+    pooled = weighted_rows(table, index, weight.to(table.dtype))  # [N, C]
     pooled = pooled.view(batch, num_boxes, resolution, resolution, channels)
     return pooled.permute(0, 1, 4, 2, 3).to(dtype)
 
@@ -192,3 +208,110 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
 
 
 weighted_rows.register_autograd(_backward, setup_context=_remember)
+
+
+_POOL = "(Tensor[] features, Tensor boxes, Tensor extents, Tensor levels, int[] strides, int resolution, int samples, "
+_POOL += "bool half_pixel) -> Tensor"
+_UNPOOL = "(Tensor gradient, Tensor boxes, Tensor extents, Tensor levels, int[] heights, int[] widths, int[] strides, "
+_UNPOOL += "int samples, bool half_pixel) -> Tensor[]"
+
+
+@torch.library.custom_op("maskfleet::roi_align", mutates_args=(), device_types="cuda", schema=_POOL)
+def _pool_by_kernel(
+    features: list[Tensor],
+    boxes: Tensor,
+    extents: Tensor,
+    levels: Tensor,
+    strides: list[int],
+    resolution: int,
+    samples: int,
+    half_pixel: bool,
+) -> Tensor:
+    """Bins [B, K, r, r, C] of `boxes` [B, K, 4]; `extents` are [L, B, 2]."""
+    from maskfleet.ops.triton import roi_align as kernels
+
+    return kernels.roi_align(
+        features,
+        boxes,
+        extents,
+        levels,
+        strides=strides,
+        resolution=resolution,
+        samples=samples,
+        half_pixel=half_pixel,
+    )
+
+
+@_pool_by_kernel.register_fake
+def _(
+    features: list[Tensor],
+    boxes: Tensor,
+    extents: Tensor,
+    levels: Tensor,
+    strides: list[int],
+    resolution: int,
+    samples: int,
+    half_pixel: bool,
+) -> Tensor:
+    return features[0].new_empty(*levels.shape, resolution, resolution, features[0].shape[1])
+
+
+@torch.library.custom_op("maskfleet::roi_align_backward", mutates_args=(), device_types="cuda", schema=_UNPOOL)
+def _unpool_by_kernel(
+    gradient: Tensor,
+    boxes: Tensor,
+    extents: Tensor,
+    levels: Tensor,
+    heights: list[int],
+    widths: list[int],
+    strides: list[int],
+    samples: int,
+    half_pixel: bool,
+) -> list[Tensor]:
+    from maskfleet.ops.triton import roi_align as kernels
+
+    return kernels.roi_align_backward(
+        gradient,
+        boxes,
+        extents,
+        levels,
+        sizes=list(zip(heights, widths, strict=True)),
+        strides=strides,
+        samples=samples,
+        half_pixel=half_pixel,
+    )
+
+
+@_unpool_by_kernel.register_fake
+def _(
+    gradient: Tensor,
+    boxes: Tensor,
+    extents: Tensor,
+    levels: Tensor,
+    heights: list[int],
+    widths: list[int],
+    strides: list[int],
+    samples: int,
+    half_pixel: bool,
+) -> list[Tensor]:
+    batch, channels = gradient.shape[0], gradient.shape[4]
+    return [
+        gradient.new_empty(batch, height, width, channels).permute(0, 3, 1, 2)
+        for height, width in zip(heights, widths, strict=True)
+    ]
+
+
+def _remember_pool(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    features, boxes, extents, levels, strides, _, samples, half_pixel = inputs
+    ctx.save_for_backward(boxes, extents, levels)
+    ctx.sizes = [tuple(feature.shape[2:]) for feature in features]
+    ctx.options = (strides, samples, half_pixel)
+
+
+def _unpool(ctx: Any, gradient: Tensor) -> tuple[list[Tensor], None, None, None, None, None, None, None]:
+    heights, widths = (list(side) for side in zip(*ctx.sizes, strict=True))
+    maps = _unpool_by_kernel(gradient.contiguous(), *ctx.saved_tensors, heights, widths, *ctx.options)
+    return maps, None, None, None, None, None, None, None
+
+
+_pool_by_kernel.register_autograd(_unpool, setup_context=_remember_pool)
