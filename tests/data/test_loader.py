@@ -189,6 +189,18 @@ def test_resized_on_the_device_a_batch_is_the_same_to_one_grey_level(shapes: Pat
         assert_same_bits(dataclasses.replace(ours, images=theirs.images), theirs)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_is_given_the_same_batches(shapes: Path) -> None:
+    loader = train_loader(run_config(shapes, num_workers=2), device="cuda")
+    for found, wanted in zip(loader.batches(0, 11), train_loader(run_config(shapes)).batches(0, 11), strict=True):
+        assert found.images.pixels.device.type == "cuda"
+        back = found.to("cpu")
+        assert (back.images.pixels.int() - wanted.images.pixels.int()).abs().max() <= 1
+        assert_same_bits(dataclasses.replace(wanted, images=back.images), back)
+    loader.close()
+
+
 def test_joined_sets_may_use_the_same_ids(shapes: Path) -> None:
     config = run_config(shapes, train={"images_per_gpu": 1})
     data = config.data.model_dump() | {"train": ["train", "coco_train"]}  # the same set twice: all ids collide
