@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 from weight_samples import (
     VARIANTS,
-    as_published,
     config_of,
     name_table,
     random_bits,
     random_state,
     small_config,
-    torchvision_state,
     write_backbone_npz,
     write_npz,
 )
 
 from maskfleet.config.base import replaced
-from maskfleet.config.model import R101_BLOCKS, ModelConfig
+from maskfleet.config.model import ModelConfig
 from maskfleet.errors import ConfigError, WeightsError
 from maskfleet.model.mask_rcnn import build_mask_rcnn
 from maskfleet.model.weights import (
@@ -129,6 +126,18 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+def test_others_may_read_what_is_saved_as_far_as_the_user_lets_them(tmp_path: Path) -> None:
+    config = small_config()
+    before = os.umask(0o027)
+    try:
+        save_weights(tmp_path / "a.safetensors", random_state(config), config)
+        save_tensorpack(tmp_path / "a.npz", random_state(config), config)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o640}
+
+
 def test_a_state_dict_that_is_not_the_configurations_is_not_saved(tmp_path: Path) -> None:
     state = random_state(small_config())
     with pytest.raises(WeightsError, match="first mask_head"):
@@ -158,24 +167,6 @@ def test_the_network_is_guessed_from_our_names_at_any_width(variant: str) -> Non
     found = guess_config(expected_shapes(config))
     assert found is not None
     assert expected_shapes(found) == expected_shapes(config)
-
-
-@pytest.mark.parametrize(
-    ("name", "blocks", "classes", "mask"),
-    [
-        ("resnet50", (3, 4, 6, 3), None, True),
-        ("resnet101", R101_BLOCKS, None, True),
-        ("maskrcnn_resnet50_fpn", (3, 4, 6, 3), 80, True),
-    ],
-)
-def test_the_network_is_guessed_from_torchvisions_names(
-    name: str, blocks: tuple[int, ...], classes: int | None, mask: bool
-) -> None:
-    shapes = {entry: tuple(shape) for entry, shape in name_table("torchvision")[name].items()}
-    found = guess_config(shapes)
-    assert found is not None
-    assert (found.backbone.blocks, found.num_categories, found.mask) == (blocks, classes, mask)
-    assert found.backbone.norm == "FreezeBN"
 
 
 def test_no_network_is_guessed_where_there_is_none() -> None:
@@ -290,87 +281,11 @@ def test_a_mask_head_too_many_is_left_out_and_named(tmp_path: Path) -> None:
     assert report.ignored["maskrcnn/conv/W"] == "the model has no mask head"
 
 
-@pytest.mark.parametrize("published", [True, False], ids=["published names", "names of today"])
-def test_torchvisions_detector_arrives_tensor_by_tensor(published: bool, tmp_path: Path) -> None:
-    state = torchvision_state("maskrcnn_resnet50_fpn")
-    torch.save(as_published(state) if published else state, tmp_path / "model.pth")
-    config = ModelConfig(num_categories=90)
-    fitted = fit(read_file(tmp_path / "model.pth"), config)
-    assert fitted.report.complete
-    assert not fitted.report.unexpected
-    ours = fitted.tensors
-    same = {
-        "fpn.lateral_c3.weight": "backbone.fpn.inner_blocks.1.0.weight",
-        "fpn.output_p5.bias": "backbone.fpn.layer_blocks.3.0.bias",
-        "rpn.objectness.weight": "rpn.head.cls_logits.weight",
-        "rpn.conv.bias": "rpn.head.conv.0.0.bias",
-        "box_heads.0.fc6.weight": "roi_heads.box_head.fc6.weight",
-        "box_heads.0.box_deltas.weight": "roi_heads.box_predictor.bbox_pred.weight",
-        "mask_head.conv2.weight": "roi_heads.mask_head.2.0.weight",
-        "mask_head.deconv.weight": "roi_heads.mask_predictor.conv5_mask.weight",
-        "backbone.group3.1.conv2.weight": "backbone.body.layer4.1.conv2.weight",
-        "backbone.group2.0.shortcut.conv.weight": "backbone.body.layer3.0.downsample.0.weight",
-        "backbone.group0.2.norm3.running_mean": "backbone.body.layer1.2.bn3.running_mean",
-    }
-    for name, theirs in same.items():
-        assert torch.equal(ours[name], state[theirs]), name
-    assert torch.equal(ours["mask_head.logits.bias"], state["roi_heads.mask_predictor.mask_fcn_logits.bias"][1:])
-
-
-def test_torchvisions_91_coco_rows_become_our_80(tmp_path: Path) -> None:
-    state = torchvision_state("maskrcnn_resnet50_fpn")
-    torch.save(state, tmp_path / "model.pth")
-    ours = fit(read_file(tmp_path / "model.pth"), ModelConfig(num_categories=80)).tensors
-    logits, deltas, mask = (
-        ours[f"{module}.bias"] for module in ("box_heads.0.class_logits", "box_heads.0.box_deltas", "mask_head.logits")
-    )
-    scores = state["roi_heads.box_predictor.cls_score.bias"]
-    boxes = state["roi_heads.box_predictor.bbox_pred.bias"]
-    drawn = state["roi_heads.mask_predictor.mask_fcn_logits.bias"]
-    # Our label -> COCO's category id: 11 fire hydrant, 13 stop sign (12 was never used), 90 toothbrush.
-    for label, coco_id in {0: 0, 1: 1, 11: 11, 12: 13, 80: 90}.items():
-        assert logits[label] == scores[coco_id]
-        assert torch.equal(deltas[4 * label : 4 * label + 4], boxes[4 * coco_id : 4 * coco_id + 4])
-        if label:
-            assert mask[label - 1] == drawn[coco_id]
-
-
-def test_torchvisions_colours_are_turned_round(tmp_path: Path) -> None:
-    state = torchvision_state("resnet50")
-    torch.save(state, tmp_path / "resnet50.pth")
-    config = ModelConfig(num_categories=1)
-    stem = fit(read_file(tmp_path / "resnet50.pth"), config, scope="backbone").tensors["backbone.stem.conv.weight"]
-    bgr = torch.rand(1, 3, 9, 9, generator=torch.Generator().manual_seed(1)) * 255
-    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    theirs = F.conv2d((bgr.flip(1) / 255 - mean[:, None, None]) / std[:, None, None], state["conv1.weight"])
-    ours_mean, ours_std = (torch.tensor(v[::-1])[:, None, None] for v in (config.pixel_mean_rgb, config.pixel_std_rgb))
-    torch.testing.assert_close(F.conv2d((bgr - ours_mean) / ours_std, stem), theirs, rtol=1e-5, atol=1e-4)
-
-
-def frozen_norm(x: Tensor, tensors: dict[str, Tensor], module: str, eps: float) -> Tensor:
-    mean, var, weight, bias = (tensors[f"{module}.{p}"] for p in ("running_mean", "running_var", "weight", "bias"))
-    return (x - mean) / (var + eps).sqrt() * weight + bias
-
-
-def test_norms_of_the_published_detector_divide_by_the_bare_variance(tmp_path: Path) -> None:
-    state = torchvision_state("maskrcnn_resnet50_fpn")
-    module = "backbone.body.layer2.0.bn1"
-    state[f"{module}.running_var"] = state[f"{module}.running_var"] * 1e-5
-    torch.save(state, tmp_path / "model.pth")
-    ours = fit(read_file(tmp_path / "model.pth"), ModelConfig(num_categories=80)).tensors
-    x = torch.linspace(-1, 1, 128)
-    expected = frozen_norm(x, state, module, 0.0)
-    torch.testing.assert_close(frozen_norm(x, ours, "backbone.group1.0.norm1", 1e-5), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_a_training_checkpoint_of_torchvision_gives_its_model(tmp_path: Path) -> None:
-    state = {f"module.{name}": tensor for name, tensor in torchvision_state("resnet50").items()}
-    torch.save({"model": state, "epoch": 3}, tmp_path / "checkpoint.pth")
-    report = fit(read_file(tmp_path / "checkpoint.pth"), ModelConfig(num_categories=1), scope="backbone").report
-    assert report.complete
-    assert report.ignored["epoch"] == "stands beside 'model' in a checkpoint"
-    assert report.ignored["fc.weight"] == "the ImageNet classifier"
-    assert sum("counter" in reason for reason in report.ignored.values()) == 53
+def test_pixels_scaled_otherwise_bring_a_note(tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "model.npz", small_config())
+    assert not any("pixel" in note for note in fit(read_file(path), small_config()).report.notes)
+    caffe = small_config(pixel_std_rgb=(1.0, 1.0, 1.0))
+    assert any("pixel_std_rgb=[58.395, 57.12, 57.375]" in note for note in fit(read_file(path), caffe).report.notes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])

@@ -83,6 +83,18 @@ def age_note(file: WeightsFile, config: ModelConfig) -> str | None:
     )
 
 
+def pixel_note(content: Content, config: ModelConfig) -> str | None:
+    """A warning if `config` scales pixels otherwise than the networks did that these weights are from."""
+    usual = ModelConfig()
+    same = (config.pixel_mean_rgb, config.pixel_std_rgb) == (usual.pixel_mean_rgb, usual.pixel_std_rgb)
+    if same or content.source == "maskfleet":
+        return None
+    return (
+        f"the model scales pixels in its own way, and {KINDS[content.source]}'s weights expect "
+        f"model.pixel_mean_rgb={list(usual.pixel_mean_rgb)} and model.pixel_std_rgb={list(usual.pixel_std_rgb)}"
+    )
+
+
 def _checked_dialect(file: WeightsFile, source: Source) -> Dialect:
     dialect = dialect_of(file.tensors)
     if dialect is None:

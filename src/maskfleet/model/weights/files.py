@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError  # only the exception: nothing here unpickles
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 from maskfleet.config.model import ModelConfig
@@ -69,7 +69,8 @@ def save_weights(path: Path, state: Mapping[str, Tensor], config: ModelConfig, c
     # One entry, because safetensors writes several in random order and equal weights would make unequal files.
     metadata = {_METADATA_KEY: json.dumps(about)}
     tensors = {name: state[name].detach().cpu().contiguous() for name in expected_shapes(config, scope)}
-    _replace_file(path, lambda temporary: save_file(tensors, temporary, metadata))
+    # As bytes, because safetensors' own writing makes files that nobody else may read.
+    _replace_file(path, lambda out: out.write(safetensors_bytes(tensors, metadata)))
 
 
 def save_tensorpack(
@@ -77,13 +78,7 @@ def save_tensorpack(
 ) -> None:
     """Write TensorPack's .npz; `rows` is the order of the first fully connected layer's rows."""
     arrays: dict[str, Any] = npz_arrays(state, config, scope=_check_state(state, config), rows=rows)
-
-    def write(temporary: Path) -> None:
-        # An open file, because numpy puts .npz behind a bare name.
-        with temporary.open("wb") as out:
-            np.savez(out, **arrays)
-
-    _replace_file(path, write)
+    _replace_file(path, lambda out: np.savez(out, **arrays))
 
 
 def _check_state(state: Mapping[str, Tensor], config: ModelConfig) -> Scope:
@@ -100,14 +95,17 @@ def _check_state(state: Mapping[str, Tensor], config: ModelConfig) -> Scope:
     return scope
 
 
-def _replace_file(path: Path, write: Callable[[Path], None]) -> None:
+def _replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill a file beside `path`, then put it in its place in one step."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write(temporary)
+        with temporary.open("wb") as out:
+            write(out)
+            out.flush()
+            os.fsync(out.fileno())
         temporary.replace(path)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise WeightsError(
             f"{path} cannot be written: {error}", remedy="check the folder, its permissions and the free space"
         ) from error

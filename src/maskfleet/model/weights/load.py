@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from maskfleet.config.model import ModelConfig
 from maskfleet.errors import WeightsError
 from maskfleet.model.weights import torchvision
-from maskfleet.model.weights.content import KINDS, Content, Source, age_note, file_config, file_content
+from maskfleet.model.weights.content import (
+    KINDS,
+    Content,
+    Source,
+    age_note,
+    file_config,
+    file_content,
+    pixel_note,
+)
 from maskfleet.model.weights.files import WeightsFile, read_file
 from maskfleet.model.weights.guess import describe, in_room
 from maskfleet.model.weights.report import LoadReport
@@ -97,7 +105,7 @@ def compare(file: WeightsFile, content: Content, config: ModelConfig, *, scope: 
             tensors[name] = _checked(tensor, file_name, file.path)
             if tensor.dtype != torch.float32:
                 converted[name] = f"stored as {str(tensor.dtype).removeprefix('torch.')}"
-    note = age_note(file, config) if scope == "all" else None
+    notes = [*content.notes, age_note(file, config) if scope == "all" else None, pixel_note(content, config)]
     report = LoadReport(
         file=str(file.path),
         kind=f"{KINDS[content.source]} {file.container}",
@@ -107,7 +115,7 @@ def compare(file: WeightsFile, content: Content, config: ModelConfig, *, scope: 
         ignored=ignored,
         other_shape=other_shape,
         converted=converted,
-        notes=(*content.notes, *([note] if note else [])),
+        notes=tuple(note for note in notes if note is not None),
     )
     return Fit(tensors, report)
 

@@ -97,7 +97,7 @@ def in_our_terms(tensors: Mapping[str, Tensor], *, num_categories: int | None) -
             _keep_coco_rows(ours)
             notes.append("91 class rows reduced to background and the 80 categories COCO uses")
     notes.append(
-        "regions are pooled half a feature pixel apart and anchors are not rounded: fine-tune, or lose some AP"
+        "torchvision pools regions half a feature pixel off ours and rounds its anchors: fine-tune, or lose AP"
     )
     return ours, notes
 
