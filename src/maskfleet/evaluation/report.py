@@ -1,0 +1,231 @@
+"""The report of a run: one HTML file that holds everything it shows and asks nothing of the network."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+from numpy.typing import NDArray
+
+from maskfleet.errors import TrainingError
+from maskfleet.evaluation.charts import Point, Series, line_chart, smoothed
+from maskfleet.evaluation.coco_eval import CocoScores
+from maskfleet.log import duration_text
+
+FILE = "report.html"
+KINDS = {"bbox": "box", "segm": "mask"}
+VALUES = (
+    ("ap", "AP", "mean over IoU 0.50 to 0.95"),
+    ("ap50", "AP50", "IoU 0.50"),
+    ("ap75", "AP75", "IoU 0.75"),
+    ("ap_small", "AP small", "objects under 32² pixels"),
+    ("ap_medium", "AP medium", "32² to 96² pixels"),
+    ("ap_large", "AP large", "over 96² pixels"),
+    ("ar1", "AR 1", "recall with 1 detection an image"),
+    ("ar10", "AR 10", "with 10"),
+    ("ar100", "AR 100", "with 100"),
+    ("ar_small", "AR small", "objects under 32² pixels"),
+    ("ar_medium", "AR medium", "32² to 96² pixels"),
+    ("ar_large", "AR large", "over 96² pixels"),
+)
+MAX_PICTURE_PX = 1400  # longer side of a picture in the page
+JPEG_QUALITY = 86
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One of the figures at the head of the page."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+def write_report(
+    run_dir: Path,
+    *,
+    metrics: Sequence[Mapping[str, float]],
+    scores: Mapping[str, CocoScores],
+    pictures: Sequence[tuple[str, NDArray[np.uint8]]],
+    config_text: str,
+    facts: Mapping[str, str],
+    next_steps: Sequence[str],
+) -> Path:
+    """Write RUN_DIR/report.html and return its path.
+
+    `metrics` are the lines of metrics.jsonl, `scores` those of the finished model by `bbox` and `segm`; pictures are
+    [H, W, 3] BGR. What is empty has no section. `code` in backticks in a next step is set as such. A fact named
+    "training time" stands at the head in place of the time between the first and the last line of metrics.
+    """
+    training = [record for record in metrics if "learning_rate" in record]
+    page = _template().render(
+        name=run_dir.resolve().name,
+        written_at=datetime.now().astimezone().strftime("%d %B %Y, %H:%M %Z"),
+        lead=_lead(training, metrics),
+        tiles=_tiles(training, scores, facts),
+        charts=[Markup(chart) for chart in _charts(training, metrics) if chart],  # noqa: S704 - escaped by charts.py
+        score_rows=_score_rows(scores),
+        class_rows=_class_rows(scores),
+        kinds=[KINDS[kind] for kind in KINDS if kind in scores],
+        pictures=[(title, _data_uri(picture)) for title, picture in pictures],
+        config_text=config_text,
+        facts=facts,
+        next_steps=[_with_code(step) for step in next_steps],
+    )
+    path = run_dir / FILE
+    draft = path.with_suffix(".part")
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        draft.write_text(page, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise TrainingError(
+            f"cannot write the report {path}: {error.strerror}", remedy="make room or choose another run directory"
+        ) from error
+    return path
+
+
+def _template() -> Any:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.jinja")
+
+
+def _lead(training: Sequence[Mapping[str, float]], metrics: Sequence[Mapping[str, float]]) -> str:
+    """The sentence below the title."""
+    if not training:
+        return "No training was recorded; the scores are of the given weights."
+    last = training[-1]
+    text = f"{int(last['step']):,} steps, {int(last['epoch']):,} epochs"
+    evaluated = [record for record in metrics if record.get("mAP(bbox)/IoU=0.5:0.95", -1) >= 0]
+    if evaluated:
+        best = max(evaluated, key=lambda record: record["mAP(bbox)/IoU=0.5:0.95"])
+        text += f"; best box AP {score_text(best['mAP(bbox)/IoU=0.5:0.95'])} at step {int(best['step']):,}"
+    return text + "."
+
+
+def _tiles(
+    training: Sequence[Mapping[str, float]], scores: Mapping[str, CocoScores], facts: Mapping[str, str]
+) -> list[Tile]:
+    tiles = []
+    for kind, word in KINDS.items():
+        if kind in scores:
+            tiles.append(Tile(f"{word} AP", score_text(scores[kind].ap), "IoU 0.50 to 0.95"))
+            tiles.append(Tile(f"{word} AP50", score_text(scores[kind].ap50), "IoU 0.50"))
+    if "training time" in facts:
+        tiles.append(Tile("training time", facts["training time"]))
+    elif len(training) > 1:
+        tiles.append(Tile("training time", duration_text(training[-1]["time"] - training[0]["time"])))
+    if training:
+        speeds = sorted(record["images_per_s"] for record in training)
+        tiles.append(Tile("speed", f"{speeds[len(speeds) // 2]:.3g}", "images/s, median"))
+    return tiles
+
+
+def _charts(training: Sequence[Mapping[str, float]], metrics: Sequence[Mapping[str, float]]) -> list[str]:
+    """The figures, most telling first; an empty one is an empty string."""
+    ap = {f"mAP({kind})/{iou}": f"{word} {name}" for kind, word in KINDS.items() for iou, name in _AP_LINES}
+    waits = [(step, 1000 * wait_s) for step, wait_s in _points(training, "data_wait_s")]
+    return [
+        line_chart(_raw_and_smooth("loss", _points(training, "total_cost"), 1), title="Total loss"),
+        line_chart(
+            [Series(label, _known(_points(metrics, name)), place) for place, (name, label) in enumerate(ap.items(), 1)],
+            title="AP on the validation set",
+            y_text=lambda score: f"{100 * score:.4g}",
+        ),
+        line_chart(
+            [
+                Series(name, smoothed(_points(training, name)), place)
+                for place, name in enumerate(_loss_terms(training), 1)
+            ],
+            title="Loss terms, smoothed",
+        ),
+        line_chart([Series("learning rate", _points(training, "learning_rate"))], title="Learning rate"),
+        line_chart(_raw_and_smooth("images/s", _points(training, "images_per_s"), 3), title="Speed, images/s"),
+        line_chart(_raw_and_smooth("ms", waits, 4), title="Wait for data, ms a step"),
+    ]
+
+
+_AP_LINES = (("IoU=0.5:0.95", "AP"), ("IoU=0.5", "AP50"))
+
+
+def _raw_and_smooth(name: str, points: Sequence[Point], color: int) -> list[Series]:
+    return [Series("raw", points, color, faint=True), Series(name, smoothed(points), color)]
+
+
+def _points(records: Sequence[Mapping[str, float]], name: str) -> list[Point]:
+    return [(record["step"], record[name]) for record in records if name in record]
+
+
+def _known(points: Sequence[Point]) -> list[Point]:
+    return [point for point in points if point[1] >= 0]
+
+
+def _loss_terms(training: Sequence[Mapping[str, float]]) -> list[str]:
+    """Names of the terms of the loss; not the shares of single pyramid levels."""
+    return [name for name in (training[-1] if training else {}) if name.endswith("_loss") and "/level" not in name]
+
+
+def _score_rows(scores: Mapping[str, CocoScores]) -> list[tuple[str, str, list[str]]]:
+    """Name, meaning and value by kind, of each of COCO's twelve values."""
+    kinds = [kind for kind in KINDS if kind in scores]
+    return [
+        (name, meaning, [score_text(getattr(scores[kind], field)) for kind in kinds])
+        for field, name, meaning in VALUES
+        if kinds
+    ]
+
+
+def _class_rows(scores: Mapping[str, CocoScores]) -> list[dict[str, Any]]:
+    """Each category with its scores by kind, best box AP (or mask AP, without boxes) first, unmeasured ones last."""
+    kinds = [kind for kind in KINDS if kind in scores]
+    if not kinds:
+        return []
+    by_kind = {kind: {one.category_id: one for one in scores[kind].per_class} for kind in kinds}
+    first = sorted(scores[kinds[0]].per_class, key=lambda one: (-one.ap, one.name))
+    return [
+        {
+            "name": one.name,
+            "num_objects": one.num_objects,
+            "cells": [
+                (score_text(value), max(value, 0.0), value)
+                for kind in kinds
+                for value in (by_kind[kind][one.category_id].ap, by_kind[kind][one.category_id].ap50)
+            ],
+        }
+        for one in first
+    ]
+
+
+def score_text(score: float) -> str:
+    """A score of 0..1 in points of 100; a dash for what could not be measured."""
+    return f"{100 * score:.1f}" if math.isfinite(score) and score >= 0 else "–"
+
+
+def _data_uri(picture: NDArray[np.uint8]) -> str:
+    scale = MAX_PICTURE_PX / max(picture.shape[:2])
+    if scale < 1:
+        picture = cv2.resize(picture, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)  # type: ignore[assignment]
+    encoded, jpeg = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
+    assert encoded
+    return f"data:image/jpeg;base64,{base64.b64encode(jpeg.tobytes()).decode()}"
+
+
+def _with_code(text: str) -> Markup:
+    """`text` with what stands in backticks set as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped first
