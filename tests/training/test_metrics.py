@@ -137,6 +137,15 @@ def test_truncating_leaves_an_intact_file_alone(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").read_bytes() == b""
 
 
+def test_a_line_that_lacks_only_its_end_is_kept_and_mended(tmp_path: Path) -> None:
+    run_steps(metrics := new_metrics(tmp_path), 0, 10)
+    path = tmp_path / "metrics.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    metrics.truncate_after(10)
+    assert path.read_bytes() == whole
+
+
 def test_a_cut_last_line_is_not_read(tmp_path: Path) -> None:
     run_steps(new_metrics(tmp_path), 0, 10)
     path = tmp_path / "metrics.jsonl"
@@ -210,6 +219,18 @@ def test_a_file_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path)
     with pytest.raises(TrainingError, match=r"metrics\.jsonl: Is a directory") as caught:
         new_metrics(tmp_path).write_eval(1, 1, SCORES)
     assert "continue" in caught.value.remedy
+
+
+def test_the_documented_examples_are_what_is_written(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    example = json.loads(re.search(r"```json\n(.*?)```", page, re.DOTALL)[1])
+    metrics = new_metrics(tmp_path)
+    metrics.add({"rpn_losses/label_loss": torch.tensor(0.5)})
+    metrics.write(20, epoch=0, **SPEED)  # type: ignore[arg-type]
+    assert list(example) == list(json.loads((tmp_path / "metrics.jsonl").read_text()))
+    line = re.search(r"```\n(evaluation .*)\n```", page)[1]
+    read = {name: re.search(pattern, line)[1] for name, pattern in SEED_METRICS if re.search(pattern, line)}
+    assert read == {"mAP(bbox)/IoU=0.5:0.95": "0.213", "mAP(bbox)/IoU=0.5": "0.384", "mAP(bbox)/IoU=0.75": "0.214"}
 
 
 def board_of(run_dir: Path) -> EventAccumulator:

@@ -108,10 +108,15 @@ class Metrics:
             self._purge_step = step + 1
         if self._path.exists():
             lines = self._path.read_bytes().splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith(b"\n") and _step_of(line) <= step]
+            kept = [line.rstrip(b"\n") + b"\n" for line in lines if _step_of(line) <= step]
             if kept != lines:
                 _replace(self._path, b"".join(kept))
-                logger.info("dropped %d lines of %s from after step %d", len(lines) - len(kept), FILE, step)
+                logger.info(
+                    "dropped %d lines from the end of %s: the run goes on at step %d",
+                    len(lines) - len(kept),
+                    FILE,
+                    step,
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's sums since the last write: names, a float64 tensor and a count."""
