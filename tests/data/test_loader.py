@@ -319,6 +319,13 @@ def test_evaluation_shows_every_image_once_and_how_to_map_back(shapes: Path) -> 
             assert abs(scale[0] - scale[1]) < 0.02
 
 
+def test_a_rank_without_a_share_of_the_evaluation_has_no_batches(shapes: Path) -> None:
+    config = run_config(shapes, num_workers=1, buckets="tight")
+    store = open_stores(config.data, config.data.val)[0]
+    loader = build_eval_loader(config, store, rank=40, world_size=41)
+    assert (len(loader), loader.num_images, list(loader)) == (0, 0, [])
+
+
 def test_evaluation_can_be_repeated_and_cut_short(shapes: Path) -> None:
     config = run_config(shapes, num_workers=1)
     config = RunConfig.model_validate(config.model_dump() | {"eval": {"images_per_gpu": 2, "max_images": 3}})

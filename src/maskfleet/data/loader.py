@@ -160,6 +160,8 @@ class WorkerPool(Generic[AnyBatch]):
 
     def batches(self, plan: Callable[[int], PlannedBatch], numbers: range) -> Iterator[AnyBatch]:
         """The batches of `plan(number)`, in order; a second call ends an unfinished first one."""
+        if not numbers:
+            return
         if self._pool is None:
             self._pool = self._started()
         self._plans.plan, self._plans.numbers = plan, numbers
