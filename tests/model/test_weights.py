@@ -126,6 +126,16 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_who_has_the_old_file_open_keeps_reading_it(tmp_path: Path) -> None:
+    config = small_config()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"old")
+    with path.open("rb") as reader:
+        save_weights(path, random_state(config), config)
+        assert reader.read() == b"old"
+    assert fit(read_file(path), config).report.complete
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
 def test_others_may_read_what_is_saved_as_far_as_the_user_lets_them(tmp_path: Path) -> None:
     config = small_config()
