@@ -47,7 +47,7 @@ class BatchNorm(nn.Module):
 
     def forward(self, features: Tensor, area: Area) -> Tensor:
         """Normalise `features` [n, C, h, w] by the statistics of this batch inside `area`, and remember them."""
-        mean, variance = _batch_statistics(features, area)
+        mean, variance = _batch_statistics(features.to(self.weight.dtype), area)
         with torch.no_grad():
             self.running_mean.lerp_(mean, 1 - MEMORY)
             self.running_var.lerp_(variance, 1 - MEMORY)
@@ -72,10 +72,10 @@ class GroupNorm(nn.Module):
     def forward(self, features: Tensor, area: Area | None = None) -> Tensor:
         """Normalise `features` [n, C, h, w]; pixels outside `area` have no say and get no meaning."""
         if area is None or area.mask is None:
-            normal = F.group_norm(features.float(), self.num_groups, self.weight, self.bias, EPSILON)
+            normal = F.group_norm(features.to(self.weight.dtype), self.num_groups, self.weight, self.bias, EPSILON)
             return normal.to(features.dtype)
         maps, channels, height, width = features.shape
-        grouped = features.float().reshape(maps, self.num_groups, -1, height, width)  # [n, G, C/G, h, w]
+        grouped = features.to(self.weight.dtype).reshape(maps, self.num_groups, -1, height, width)  # [n, G, C/G, h, w]
         mask = area.mask[:, :, None]  # [n, 1, 1, h, w]
         count = mask.sum(dim=(2, 3, 4), keepdim=True) * grouped.shape[2]
         centred = grouped - (grouped * mask).sum(dim=(2, 3, 4), keepdim=True) / count
@@ -134,9 +134,8 @@ def conv_norm(features: Tensor, conv: Conv, norm: BatchNorm | GroupNorm | None, 
     return convolved if norm is None else norm(convolved, area)
 
 
-def _batch_statistics(features: Tensor, area: Area) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance [C] of `features` [n, C, h, w] inside `area`, each image of each rank counted alike."""
-    values = features.float()
+def _batch_statistics(values: Tensor, area: Area) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance [C] of `values` [n, C, h, w] inside `area`, each image of each rank counted alike."""
     maps, channels, height, width = values.shape
     runs = (area.num_images, maps // area.num_images, channels)
     if area.weight is None:
