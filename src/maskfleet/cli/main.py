@@ -10,6 +10,10 @@ import typer
 from maskfleet import __version__
 from maskfleet.cli import config as config_command
 from maskfleet.cli import doctor as doctor_command
+from maskfleet.cli import evaluate as evaluate_command
+from maskfleet.cli import predict as predict_command
+from maskfleet.cli import train as train_command
+from maskfleet.cli import weights as weights_command
 from maskfleet.cli.console import print_error
 from maskfleet.errors import MaskfleetError
 
@@ -20,7 +24,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("train")(train_command.train)
+app.command("eval")(evaluate_command.evaluate)
+app.command("predict")(predict_command.predict)
 app.add_typer(config_command.app, name="config")
+app.add_typer(weights_command.app, name="weights")
 app.command("doctor")(doctor_command.doctor)
 
 

@@ -22,11 +22,14 @@ def train(
     config: ConfigOption = None,
     set_: SetOption = None,
     data: Annotated[
-        Path | None, typer.Option("--data", "-d", help="Folder of the data; short for --set data.root=…", show_default=False)
+        Path | None,
+        typer.Option("--data", "-d", help="Folder of the data; short for --set data.root=…", show_default=False),
     ] = None,
     gpus: Annotated[
         int | None,
-        typer.Option(min=1, help="GPUs of this machine to train on, one process each. Default: one.", show_default=False),
+        typer.Option(
+            min=1, help="GPUs of this machine to train on, one process each. Default: one.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Train, or continue the run in RUN_DIR from its newest checkpoint. Never deletes a run."""

@@ -1,0 +1,220 @@
+"""`maskfleet data`: make, inspect and convert sets of annotated images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from maskfleet.cli.console import err, out, print_raw
+from maskfleet.cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from maskfleet.data.inspect import Report, Resize
+
+app = typer.Typer(help="Make, inspect and convert sets of annotated images.", no_args_is_help=True)
+
+WorkersOption = Annotated[
+    int | None, typer.Option(min=0, help="Processes that work at once; 0 for none but this one.", show_default=False)
+]
+PageOption = Annotated[
+    Path | None, typer.Option("--out", "-o", help="HTML page to write.", show_default="inspect.html; none with --json")
+]
+
+
+class Form(StrEnum):
+    """What `convert` reads."""
+
+    YOLO = "yolo"
+    VOC = "voc"
+    LABELME = "labelme"
+
+
+@app.command("make-shapes")
+def make_shapes(
+    folder: Annotated[Path, typer.Argument(help="New folder for the set.")],
+    train: Annotated[int, typer.Option(min=0, help="Training images.")] = 200,
+    val: Annotated[int, typer.Option(min=0, help="Validation images.")] = 50,
+    height: Annotated[str, typer.Option(help="Height in pixels, or a range.")] = "192-288",
+    width: Annotated[str, typer.Option(help="Width in pixels, or a range.")] = "192-288",
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0,
+    classes: Annotated[int, typer.Option(help="Number of classes, 1 to 10.")] = 6,
+    max_objects: Annotated[int, typer.Option(help="Most objects in an image.")] = 8,
+    crowds: Annotated[float, typer.Option(help="Share of the images that hold a crowd region.")] = 0.05,
+    workers: WorkersOption = 1,
+    force: Annotated[bool, typer.Option(help="Replace shapes made before with other values; nothing else.")] = False,
+) -> None:
+    """Draw a COCO-format set of shapes: for a first run, tests and benchmarks."""
+    from contextlib import nullcontext
+
+    from maskfleet.data import synthetic
+    from maskfleet.data.shapes_folder import replacing_shapes
+
+    sides = _pixel_range("--height", height), _pixel_range("--width", width)
+    with replacing_shapes(folder) if force else nullcontext(), _progress() as tell:
+        synthetic.make_shapes(
+            folder,
+            num_train=train,
+            num_val=val,
+            height=sides[0],
+            width=sides[1],
+            seed=seed,
+            num_categories=classes,
+            max_objects=max_objects,
+            crowd_fraction=crowds,
+            workers=workers or 1,
+            progress=lambda done, total: tell("drawing", done, total),
+        )
+    out.print(f"{folder}: {train} training and {val} validation images of shapes", markup=False)
+    out.print(f"Look at them with: maskfleet data inspect {folder}", markup=False)
+
+
+@app.command()
+def inspect(
+    path: Annotated[
+        Path | None, typer.Argument(help="COCO folder, or an annotation file with --images.", show_default=False)
+    ] = None,
+    split: Annotated[
+        list[str] | None, typer.Option(help="Split of the folder; may be repeated; all by default.", show_default=False)
+    ] = None,
+    annotations: Annotated[Path | None, typer.Option(help="Annotation file of your own set.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Folder of that file's images.")] = None,
+    page: PageOption = None,
+    as_json: JsonOption = False,
+    decode: Annotated[bool, typer.Option(help="Decode every image, or read the headers only.")] = True,
+    samples: Annotated[int, typer.Option(min=0, help="Images of each split that the page shows.")] = 24,
+    short_edge: Annotated[int, typer.Option(min=1, help="Short side in training, for the shape buckets.")] = 800,
+    max_size: Annotated[int, typer.Option(min=1, help="Long side in training at most, for the buckets.")] = 1333,
+    workers: WorkersOption = None,
+) -> None:
+    """Check a COCO-format set, count what is in it, and write a page to look at. Exit code 1: it has errors."""
+    from maskfleet.data.inspect import inspect_splits, report_json, splits_to_inspect
+    from maskfleet.data.inspect_page import expect_replaceable, write_page
+
+    page = page or (None if as_json else Path("inspect.html"))
+    if page is not None:
+        expect_replaceable(page)
+    found, notes = splits_to_inspect(path, split or [], annotations=annotations, images=images)
+    with _progress() as tell:
+        report = inspect_splits(
+            found,
+            resize=_resize(short_edge, max_size),
+            decode=decode,
+            workers=workers,
+            num_samples=samples,
+            notes=notes,
+            progress=lambda name, done, total: tell(f"checking {name}", done, total),
+        )
+        if page is not None:
+            write_page(report, page, progress=lambda done, total: tell("drawing", done, total))
+    if as_json:
+        print_raw(json.dumps(report_json(report), indent=2, allow_nan=False))
+    else:
+        _print_summary(report)
+    if page is not None:
+        err.print(f"Page written: {page}", markup=False)
+    raise typer.Exit(1 if report.num_errors else 0)
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Folder of the set to convert.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the COCO-format set.")],
+    form: Annotated[Form, typer.Option("--from", help="What IN is.")],
+    link: Annotated[bool, typer.Option(help="Link to the images instead of copying them.")] = False,
+    workers: WorkersOption = None,
+) -> None:
+    """Convert YOLO, Pascal VOC or LabelMe to COCO, then check the result. Exit code 1: it has errors."""
+    from maskfleet.data.convert import convert as convert_set
+    from maskfleet.data.inspect import inspect_splits, splits_to_inspect
+
+    with _progress() as tell:
+        converted = convert_set(
+            source, target, form=form.value, link=link, progress=lambda name, done, total: tell(name, done, total)
+        )
+        found, _ = splits_to_inspect(target)
+        report = inspect_splits(
+            found,
+            resize=_resize(800, 1333),
+            workers=workers,
+            num_samples=0,
+            notes=converted.notes,
+            progress=lambda name, done, total: tell(f"checking {name}", done, total),
+        )
+    _print_summary(report)
+    out.print(f"Look at them with: maskfleet data inspect {target}", markup=False)
+    raise typer.Exit(1 if report.num_errors else 0)
+
+
+def _print_summary(report: Report) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from maskfleet.data.checks import KINDS
+    from maskfleet.data.inspect import kind_counts
+
+    titles = ("split", "images", "objects", "classes", "crowds", "no objects", "left out", "padding")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, justify="left" if title == "split" else "right")
+    for split in report.splits:
+        counts = [split.num_images, split.num_objects, len(split.classes), split.num_crowds]
+        counts += [split.num_empty_images, split.num_left_out]
+        padding = f"{100 * split.buckets[0].padding:.0f} %" if split.buckets else "–"
+        table.add_row(escape(split.split.name), *(f"{count:,}" for count in counts), padding)
+    out.print(table)
+    for note in report.notes:
+        out.print(f"note: {note}", markup=False)
+    kinds = kind_counts(report.problems)
+    if not kinds:
+        out.print("\n[green]no problems found[/]")
+        return
+    out.print(f"\n{report.num_errors:,} errors, {report.num_warnings:,} warnings")
+    table = Table("", "kind", "how many", "remedy", box=None, pad_edge=False, header_style="bold")
+    for severity, kind, count in kinds:
+        mark = "[bold red]error[/]" if severity == "error" else "[yellow]warning[/]"
+        table.add_row(mark, kind, f"{count:,}", escape(KINDS[kind][1]))
+    out.print(table)
+
+
+def _resize(short_edge_px: int, max_size_px: int) -> Resize:
+    """How a model of default architecture resizes images."""
+    from maskfleet.config.model import ModelConfig
+    from maskfleet.data.inspect import Resize
+
+    model = ModelConfig(max_size_px=max_size_px)
+    return Resize(short_edge_px, model.canvas_max_px, model.size_divisor)
+
+
+def _pixel_range(option: str, text: str) -> tuple[int, int]:
+    """`192-288` or `240` as (smallest, largest)."""
+    from maskfleet.errors import ConfigError
+
+    low, _, high = text.partition("-")
+    if not (low.isdecimal() and (high or low).isdecimal()):
+        raise ConfigError(
+            f"{option} {text} is neither a number of pixels nor a range", remedy=f"write {option} 240 or 192-288"
+        )
+    return int(low), int(high or low)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on the error stream; the function yielded is told (what is done, steps done, steps in all)."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
+        tasks = {}
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done)
+
+        yield tell

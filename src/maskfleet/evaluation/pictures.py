@@ -1,0 +1,75 @@
+"""Results and ground truth drawn on their images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from maskfleet import viz
+from maskfleet.data.decode import read_image
+from maskfleet.data.rle import runs_from_text
+from maskfleet.data.store import AnnotationStore, clean_instances
+from maskfleet.errors import DataError
+
+Picture = NDArray[np.uint8]
+Categories = Sequence[tuple[int, str]]  # (id, name) by label
+
+
+def read_picture(path: Path) -> Picture:
+    """The image at `path` [h, w, 3] BGR."""
+    if not path.is_file():
+        raise DataError(f"there is no image {path}", remedy="check the path")
+    return read_image(path, image_id=0)
+
+
+def drawn_detections(picture: Picture, results: Sequence[dict[str, Any]], categories: Categories) -> Picture:
+    """`picture` with COCO `results` drawn on it."""
+    label_of = {identity: label for label, (identity, _) in enumerate(categories, 1)}
+    boxes = np.array([result["bbox"] for result in results], np.float64).reshape(-1, 4)
+    boxes[:, 2:] += boxes[:, :2]
+    masks = None
+    if results and "segmentation" in results[0]:
+        masks = [rle_pixels(result["segmentation"]) for result in results]
+    return viz.draw(
+        picture,
+        boxes,
+        [label_of.get(result["category_id"], result["category_id"]) for result in results],
+        [result["score"] for result in results],
+        masks=masks,
+        names=[name for _, name in categories],
+    )
+
+
+def drawn_truth(store: AnnotationStore, index: int) -> Picture:
+    """Image `index` of `store` with its annotations drawn on it."""
+    record = store.image(index)
+    picture = read_image(record.path, image_id=record.id)
+    objects = clean_instances(record, store.instances(index)).objects
+    masks = []
+    for number in range(len(objects)):
+        rle = objects.rle(number)
+        masks.append(rle_pixels(rle) if rle is not None else _filled(objects.polygons(number), picture.shape[:2]))
+    names = [category.name for category in store.categories]
+    return viz.draw(picture, objects.boxes, objects.labels, masks=masks, names=names)
+
+
+def rle_pixels(rle: dict[str, Any]) -> NDArray[np.bool_]:
+    """A compressed run-length mask as pixels [h, w]."""
+    height, width = rle["size"]
+    counts = rle["counts"]
+    runs = runs_from_text(counts.encode() if isinstance(counts, str) else counts)
+    values = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
+    return values.reshape(width, height).T
+
+
+def _filled(polygons: Sequence[NDArray[np.float64]], hw: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Polygons as pixels, near enough for a picture."""
+    canvas = np.zeros(hw, np.uint8)
+    for polygon in polygons:
+        cv2.fillPoly(canvas, [np.round(polygon).astype(np.int32)], 1)
+    return canvas.astype(bool)

@@ -1,0 +1,118 @@
+"""Training as users start it: in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from maskfleet.config.load import write_run_file
+from maskfleet.config.run import RunConfig
+from maskfleet.training.metrics import read_metrics
+
+WALL_CLOCK = ("time", "images_per_s", "data_wait_s", "memory_mib")
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def prepared(run_dir: Path, config: RunConfig) -> Path:
+    """`run_dir` with the run file of `config`."""
+    write_run_file(run_dir, config)
+    return run_dir
+
+
+def command(run_dir: Path, ranks: int = 1) -> list[str]:
+    module = ["-m", "maskfleet", "train", str(run_dir)]
+    if ranks == 1:
+        return [sys.executable, *module]
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *module]
+
+
+def start(run_dir: Path, ranks: int = 1, env: Mapping[str, str] = ENV) -> subprocess.Popen[str]:
+    """Training in a process group of its own."""
+    return subprocess.Popen(
+        command(run_dir, ranks),
+        env=dict(env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(run_dir: Path, ranks: int = 1) -> str:
+    """Train to the end; the answer is what was printed."""
+    process = start(run_dir, ranks)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    return output
+
+
+def wait_for_step(process: subprocess.Popen[str], run_dir: Path, step: int, timeout_s: float = 120) -> None:
+    """Until metrics.jsonl shows `step`."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if any(record["step"] >= step for record in read_metrics(run_dir)):
+            return
+        if process.poll() is not None:
+            output, _ = process.communicate()
+            raise AssertionError(f"ended with {process.returncode} before step {step}:\n{output}")
+        time.sleep(0.01)
+    kill_group(process)
+    raise AssertionError(f"step {step} was not reached in {timeout_s} s")
+
+
+def kill_group(process: subprocess.Popen[str]) -> None:
+    """kill -9 for the process and all its children."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def losses(run_dir: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what the wall clock decides."""
+    return [{name: value for name, value in record.items() if name not in WALL_CLOCK} for record in read_metrics(run_dir)]
+
+
+def weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    return load_file(run_dir / "model.safetensors")
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    first, second = weights(one), weights(other)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def children_of(process_id: int) -> list[int]:
+    """Process ids below `process_id`, at any depth."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except FileNotFoundError:
+            continue
+        if int(fields[1]) == process_id:
+            child = int(stat.parent.name)
+            found += [child, *children_of(child)]
+    return found
+
+
+def rank_of(process_id: int, name: str = "RANK") -> int | None:
+    """The rank a process was started as, from its environment."""
+    try:
+        environment = Path(f"/proc/{process_id}/environ").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    values = dict(item.partition(b"=")[::2] for item in environment)
+    return int(values[name.encode()]) if name.encode() in values else None
+
+
+def as_json(value: object) -> str:
+    return json.dumps(value, indent=1)

@@ -1,0 +1,135 @@
+"""Checkpoints are whole or not there."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from maskfleet.errors import TrainingError
+from maskfleet.training import checkpoint
+from maskfleet.training.checkpoint import CheckpointStore, Snapshot, host_copies, read_checkpoint, write_checkpoint
+
+
+def snapshot(step: int) -> Snapshot:
+    tensors = {"model/w": torch.arange(6.0).reshape(2, 3) + step, "rng": torch.arange(5, dtype=torch.uint8)}
+    return Snapshot(step, tensors, {"scale": 0.1 + step, "none": None, "list": [1, 2.5]})
+
+
+def store(folder: Path, keep_last: int = 3) -> CheckpointStore:
+    return CheckpointStore(folder, keep_last=keep_last)
+
+
+def save_all(target: CheckpointStore, *steps: int, best: int | None = None) -> None:
+    for step in steps:
+        target.save(snapshot(step), best=step == best)
+    target.wait()
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "step-000000007.safetensors", snapshot(7))
+    found = read_checkpoint(tmp_path / "step-000000007.safetensors")
+    assert found.step == 7
+    assert found.numbers == {"scale": 7.1, "none": None, "list": [1, 2.5]}
+    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in snapshot(7).tensors.items())
+    assert found.tensors.keys() == snapshot(7).tensors.keys()
+
+
+def test_the_newest_are_kept_and_the_best_besides(tmp_path: Path) -> None:
+    target = store(tmp_path, keep_last=2)
+    save_all(target, 1, 2, 3, 4, 5, best=2)
+    assert target.steps() == [2, 4, 5]
+    assert target.best_step() == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        f"step-00000000{step}.{suffix}" for step in (2, 4, 5) for suffix in ("json", "safetensors")
+    )
+
+
+def test_a_newer_best_replaces_the_older_one(tmp_path: Path) -> None:
+    target = store(tmp_path, keep_last=1)
+    target.save(snapshot(1), best=True)
+    target.save(snapshot(2), best=True)
+    save_all(target, 3)
+    assert target.steps() == [2, 3]
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "manifest"])
+def test_a_damaged_newest_falls_back_to_the_one_before(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = store(tmp_path)
+    save_all(target, 1, 2)
+    path = target.path(2)
+    match damage:
+        case "flip":
+            data = bytearray(path.read_bytes())
+            data[-3] ^= 1
+            path.write_bytes(data)
+        case "cut":
+            os.truncate(path, path.stat().st_size - 1)
+        case "gone":
+            path.unlink()
+        case "manifest":
+            path.with_suffix(".json").write_text('{"size": 1')
+    found = target.newest()
+    assert found is not None
+    assert found.step == 1
+    assert "going on from step 1" in caplog.text
+    assert str(path) in caplog.text
+
+
+def test_all_damaged_is_an_error_and_deletes_nothing(tmp_path: Path) -> None:
+    target = store(tmp_path)
+    save_all(target, 1)
+    target.path(1).write_bytes(b"rubbish")
+    with pytest.raises(TrainingError, match="all 1 checkpoints"):
+        target.newest()
+    assert target.path(1).exists()
+
+
+def test_a_file_without_its_manifest_is_no_checkpoint(tmp_path: Path) -> None:
+    target = store(tmp_path)
+    save_all(target, 1, 2)
+    target.path(2).with_suffix(".json").unlink()
+    assert target.steps() == [1]
+
+
+def test_a_full_disk_is_an_error_with_a_remedy_and_spares_the_older_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = store(tmp_path)
+    save_all(target, 1)
+
+    def full(*arguments: object, **options: object) -> None:
+        (tmp_path / "step-000000002.partial").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    target.save(snapshot(2))
+    with pytest.raises(TrainingError) as caught:
+        target.wait()
+    assert "no room left" in caught.value.what
+    assert "keep_last" in caught.value.remedy
+    assert target.steps() == [1]
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_copies_do_not_follow_the_training(tmp_path: Path) -> None:
+    weight = torch.zeros(3)
+    copies = host_copies({"w": weight})
+    weight.add_(1)
+    assert copies["w"].tolist() == [0, 0, 0]
+
+
+def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "FORMAT", 99)
+    path = tmp_path / "step-000000001.safetensors"
+    write_checkpoint(path, snapshot(1))
+    monkeypatch.setattr(checkpoint, "FORMAT", 1)
+    assert json.loads(path.with_suffix(".json").read_text())["format"] == 99
+    with pytest.raises(TrainingError, match="newer maskfleet"):
+        read_checkpoint(path)

@@ -1,0 +1,151 @@
+"""A run that is killed anywhere ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from processes import ENV, finish, kill_group, losses, prepared, same_weights, start, wait_for_step
+
+from maskfleet.config.base import replaced
+from maskfleet.config.run import RunConfig
+from maskfleet.training.checkpoint import CheckpointStore
+from maskfleet.training.metrics import read_metrics
+
+TOTAL_STEPS = 18
+
+
+@pytest.fixture(scope="module")
+def unharmed(tmp_path_factory: pytest.TempPathFactory, micro: RunConfig) -> Path:
+    run_dir = prepared(tmp_path_factory.mktemp("unharmed"), micro)
+    finish(run_dir)
+    return run_dir
+
+
+def test_a_run_logs_every_step_evaluates_and_saves(unharmed: Path) -> None:
+    records = read_metrics(unharmed)
+    steps = [record["step"] for record in records if "total_cost" in record]
+    assert steps == list(range(1, TOTAL_STEPS + 1))
+    evaluated = [record["step"] for record in records if "mAP(bbox)/IoU=0.5:0.95" in record]
+    assert evaluated == [12, 18]
+    assert CheckpointStore(unharmed / "checkpoints", keep_last=3).steps()[-1] == TOTAL_STEPS
+    assert (unharmed / "model.safetensors").exists()
+    assert list((unharmed / "tensorboard").glob("events*"))
+
+
+def test_the_same_seed_gives_the_same_bits(unharmed: Path, tmp_path: Path, micro: RunConfig) -> None:
+    finish(prepared(tmp_path, micro))
+    assert losses(tmp_path) == losses(unharmed)
+    assert same_weights(tmp_path, unharmed)
+
+
+def test_kill_9_at_random_steps_changes_nothing(unharmed: Path, tmp_path: Path, micro: RunConfig) -> None:
+    run_dir = prepared(tmp_path, micro)
+    chance = random.Random(5)
+    for kill_at in sorted(chance.sample(range(2, TOTAL_STEPS - 1), 3)):
+        process = start(run_dir)
+        wait_for_step(process, run_dir, kill_at)
+        kill_group(process)
+    output = finish(run_dir)
+    assert "going on after step" in output
+    assert losses(run_dir) == losses(unharmed)
+    assert same_weights(run_dir, unharmed)
+
+
+@pytest.mark.slow
+def test_kill_9_of_two_ranks_changes_nothing(tmp_path: Path, micro: RunConfig) -> None:
+    config = replaced(micro, {"train.epoch_schedule": ((4, 0.1), (6, None)), "train.images_per_gpu": 1})
+    whole, killed = prepared(tmp_path / "whole", config), prepared(tmp_path / "killed", config)
+    finish(whole, ranks=2)
+    for kill_at in (9, 20):
+        process = start(killed, ranks=2)
+        wait_for_step(process, killed, kill_at)
+        kill_group(process)
+    finish(killed, ranks=2)
+    assert losses(killed) == losses(whole)
+    assert same_weights(killed, whole)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_exits_with_its_own_code(
+    number: signal.Signals, code: int, unharmed: Path, tmp_path: Path, micro: RunConfig
+) -> None:
+    run_dir = prepared(tmp_path, micro)
+    process = start(run_dir)
+    wait_for_step(process, run_dir, 3)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == code, output
+    assert "everything is saved" in output
+    assert "Traceback" not in output
+    last = read_metrics(run_dir)[-1]["step"]
+    assert CheckpointStore(run_dir / "checkpoints", keep_last=3).steps()[-1] == last < TOTAL_STEPS
+    finish(run_dir)
+    assert losses(run_dir) == losses(unharmed)
+    assert same_weights(run_dir, unharmed)
+
+
+def test_a_damaged_newest_checkpoint_costs_steps_but_not_bits(unharmed: Path, tmp_path: Path, micro: RunConfig) -> None:
+    run_dir = prepared(tmp_path, micro)
+    process = start(run_dir)
+    wait_for_step(process, run_dir, 14)
+    kill_group(process)
+    store = CheckpointStore(run_dir / "checkpoints", keep_last=3)
+    newest = store.path(store.steps()[-1])
+    newest.write_bytes(newest.read_bytes()[:-1])
+    output = finish(run_dir)
+    assert "is damaged" in output
+    assert losses(run_dir) == losses(unharmed)
+
+
+def test_a_finished_run_stays_as_it_is(unharmed: Path) -> None:
+    before = losses(unharmed)
+    output = finish(unharmed)
+    assert "training is done" in output
+    assert losses(unharmed) == before
+
+
+def test_momentum_averages_and_gradients_in_the_middle_of_an_update_come_back(tmp_path: Path, micro: RunConfig) -> None:
+    config = replaced(micro, {"train.accumulate_to_images": 6, "train.ema_decay": 0.9})
+    whole, killed = prepared(tmp_path / "whole", config), prepared(tmp_path / "killed", config)
+    finish(whole)
+    process = start(killed)
+    wait_for_step(process, killed, 8)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    finish(killed)
+    assert losses(killed) == losses(whole)
+    assert same_weights(killed, whole)
+
+
+@pytest.mark.slow
+def test_another_number_of_ranks_goes_on_and_says_so(tmp_path: Path, micro: RunConfig) -> None:
+    run_dir = prepared(tmp_path, micro)
+    process = start(run_dir)
+    wait_for_step(process, run_dir, 8)
+    kill_group(process)
+    output = finish(run_dir, ranks=2)
+    assert "2 ranks and 4 images a step instead of 1 ranks and 2 images: that is step 3 now" in output
+    assert CheckpointStore(run_dir / "checkpoints", keep_last=3).steps()[-1] >= TOTAL_STEPS // 2
+
+
+def test_two_processes_do_not_train_in_one_directory(tmp_path: Path, micro: RunConfig) -> None:
+    run_dir = prepared(tmp_path, micro)
+    first = start(run_dir)
+    try:
+        wait_for_step(first, run_dir, 1)
+        second = start(run_dir, env=ENV)
+        output, _ = second.communicate(timeout=60)
+    finally:
+        kill_group(first)
+    assert second.returncode == 2
+    assert "another process is training" in output
+
+
+def test_weights_of_a_run_are_finite(unharmed: Path) -> None:
+    newest = CheckpointStore(unharmed / "checkpoints", keep_last=1).newest()
+    assert newest is not None
+    assert all(bool(torch.isfinite(t).all()) for t in newest.tensors.values() if t.is_floating_point())
