@@ -174,12 +174,16 @@ def _print_summary(report: Report) -> None:
     if not kinds:
         out.print("\n[green]no problems found[/]")
         return
-    out.print(f"\n{report.num_errors:,} errors, {report.num_warnings:,} warnings")
+    out.print(f"\n{_number(report.num_errors, 'error')}, {_number(report.num_warnings, 'warning')}")
     table = Table("", "kind", "how many", "remedy", box=None, pad_edge=False, header_style="bold")
     for severity, kind, count in kinds:
         mark = "[bold red]error[/]" if severity == "error" else "[yellow]warning[/]"
         table.add_row(mark, kind, f"{count:,}", escape(KINDS[kind][1]))
     out.print(table)
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _resize(short_edge_px: int, max_size_px: int) -> Resize:
@@ -195,8 +199,8 @@ def _pixel_range(option: str, text: str) -> tuple[int, int]:
     """`192-288` or `240` as (smallest, largest)."""
     from maskfleet.errors import ConfigError
 
-    low, _, high = text.partition("-")
-    if not (low.isdecimal() and (high or low).isdecimal()):
+    low, dash, high = text.partition("-")
+    if not (low.isdecimal() and (high if dash else low).isdecimal()):
         raise ConfigError(
             f"{option} {text} is neither a number of pixels nor a range", remedy=f"write {option} 240 or 192-288"
         )
