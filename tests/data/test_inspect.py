@@ -323,6 +323,22 @@ def test_the_table_names_each_problem_with_its_remedy(write_split: WriteSplit) -
     assert set(chips) <= set(KINDS)
 
 
+def test_problems_of_an_image_that_say_the_same_are_counted(write_split: WriteSplit) -> None:
+    records = [annotation(n, category_id=99) for n in range(3)] + [annotation(9, bbox=[1, 1, 0, 5])]
+    text = render_page(inspected(write_split(coco_tree(*records))))
+    (figure,) = re.findall(r'<figure data-kinds="([^"]*)">(.*?)</figure>', text, re.DOTALL)
+    assert figure[0] == "unknown-category box-empty"
+    assert figure[1].count("no category has the id 99") == 2  # caption and alternative text
+    assert "<b>× 3</b>" in figure[1]
+
+
+def test_the_documented_kinds_are_those_that_are_checked() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "data-inspect.md").read_text()
+    rows = re.findall(r"^\| (`.*?`) \| (error|warning) \|", text, re.MULTILINE)
+    documented = {kind: severity for kinds, severity in rows for kind in re.findall("`([^`]+)`", kinds)}
+    assert documented == {kind: severity for kind, (severity, _) in KINDS.items()}
+
+
 def test_hostile_names_are_only_text(write_split: WriteSplit) -> None:
     name = '"><script>alert(1)</script>'
     tree = coco_tree(annotation(1), annotation(2, bbox=[1, 1, 0, 1]), categories=[{"id": 7, "name": name}])

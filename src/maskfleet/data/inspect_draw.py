@@ -28,8 +28,9 @@ from .store import AnnotationStore, Floats, ImageRecord, InstanceArrays, clean_i
 LONG_SIDE_PX = 640
 MAX_ZOOM = 3.0
 JPEG_QUALITY = 82
-MARGIN = 0.35  # how far beyond the image, as a share of its longer side, a misplaced box is followed
+MARGIN = 0.6  # how far beyond the image, as a share of its longer side, a misplaced box is followed
 MAX_MARKED = 12  # annotations with problems that are marked in one picture
+TAG_SCALE = 0.7  # legible when the page shows the picture at half its size
 RED, WHITE, OUTSIDE = (48, 48, 224), (255, 255, 255), 200
 
 
@@ -216,12 +217,12 @@ def _mark_box(canvas: Image, box: Floats, text: str) -> None:
     x1, y1, x2, y2 = np.rint(_near(box.reshape(2, 2), canvas.shape)).astype(int).ravel().tolist()
     cv2.rectangle(canvas, (x1, y1), (x2, y2), WHITE, 4, cv2.LINE_AA)
     cv2.rectangle(canvas, (x1, y1), (x2, y2), RED, 2, cv2.LINE_AA)
-    (width, height), descent = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, 0.5, 1)
+    (width, height), descent = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, TAG_SCALE, 1)
     left = min(max(x1, 0), max(canvas.shape[1] - width - 8, 0))
     bottom = min(max(y1, height + descent + 6), canvas.shape[0])
     cv2.rectangle(canvas, (left, bottom - height - descent - 6), (left + width + 8, bottom), RED, cv2.FILLED)
     origin = (left + 4, bottom - descent - 2)
-    cv2.putText(canvas, text, origin, cv2.FONT_HERSHEY_SIMPLEX, 0.5, WHITE, 1, cv2.LINE_AA)
+    cv2.putText(canvas, text, origin, cv2.FONT_HERSHEY_SIMPLEX, TAG_SCALE, WHITE, 1, cv2.LINE_AA)
 
 
 def _near(points: Floats, shape: tuple[int, ...]) -> Floats:

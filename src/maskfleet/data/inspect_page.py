@@ -41,7 +41,7 @@ class Figure:
     size: str
     why: str
     legend: str
-    problems: tuple[Problem, ...]
+    problems: tuple[tuple[Problem, int], ...]  # and how often each is there, ids apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +188,15 @@ def _figure(split: SplitReport, store: AnnotationStore, sample: Sample, bad: boo
         size=f"{record.width} × {record.height}",
         why=sample.why,
         legend=", ".join(f"{count} {name}" for name, count in counts.most_common()) or "no annotations",
-        problems=problems,
+        problems=_counted(problems),
     )
+
+
+def _counted(problems: Sequence[Problem]) -> tuple[tuple[Problem, int], ...]:
+    """Problems that say the same counted together, in the order of their first."""
+    counts = Counter((problem.kind, problem.what) for problem in problems)
+    first = {(problem.kind, problem.what): problem for problem in reversed(problems)}
+    return tuple((first[said], count) for said, count in counts.items())
 
 
 def _split_view(split: SplitReport, figures: Sequence[Figure]) -> SplitView:
