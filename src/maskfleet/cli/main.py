@@ -9,6 +9,7 @@ import typer
 
 from maskfleet import __version__
 from maskfleet.cli import config as config_command
+from maskfleet.cli import demo as demo_command
 from maskfleet.cli import doctor as doctor_command
 from maskfleet.cli import evaluate as evaluate_command
 from maskfleet.cli import predict as predict_command
@@ -24,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("demo")(demo_command.demo)
 app.command("train")(train_command.train)
 app.command("eval")(evaluate_command.evaluate)
 app.command("predict")(predict_command.predict)

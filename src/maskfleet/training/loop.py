@@ -16,6 +16,7 @@ from maskfleet.training.checkpoint import CheckpointStore
 from maskfleet.training.distributed import Ranks
 from maskfleet.training.metrics import Metrics
 from maskfleet.training.schedule import Schedule
+from maskfleet.training.showcase import BOARD_PICTURES, sample_pictures
 from maskfleet.training.signals import StoppedError, stop_wish
 from maskfleet.training.state import Parts, Progress, snapshot_of
 from maskfleet.training.step import StepRunner
@@ -44,9 +45,10 @@ class Run:
 
 @dataclass(slots=True)
 class Clock:
-    """Time since the last log line: all of it, and the part spent waiting for data."""
+    """Time and steps since the last log line or evaluation, and the part spent waiting for data."""
 
     since: float = field(default_factory=time.monotonic)
+    steps: int = 0
     waited_s: float = 0.0
     saved_at: float = field(default_factory=time.monotonic)
 
@@ -58,10 +60,11 @@ class Clock:
             if batch is None:
                 return
             self.waited_s += time.monotonic() - asked_at
+            self.steps += 1
             yield batch
 
     def restart(self) -> None:
-        self.since, self.waited_s = time.monotonic(), 0.0
+        self.since, self.steps, self.waited_s = time.monotonic(), 0, 0.0
 
 
 def fit(run: Run, progress: Progress) -> list[Scores]:
@@ -117,14 +120,13 @@ def _minutes_are_up(minutes: float | None, clock: Clock) -> bool:
 
 
 def _log(run: Run, progress: Progress, clock: Clock, lr: float, metrics: dict[str, torch.Tensor]) -> None:
-    num_steps = (progress.step - 1) % run.config.train.log_every_steps + 1
     seconds = max(time.monotonic() - clock.since, 1e-9)
     values = run.metrics.write(
         progress.step,
         epoch=int(run.schedule.epoch_after(progress.step - 1)),
         lr=lr,
-        images_per_s=num_steps * run.schedule.images_per_step / seconds,
-        data_wait_s=clock.waited_s / num_steps,
+        images_per_s=clock.steps * run.schedule.images_per_step / seconds,
+        data_wait_s=clock.waited_s / clock.steps,
         memory_mib=_memory_mib(run.device),
         metrics=metrics,
     )
@@ -145,10 +147,18 @@ def _evaluate(run: Run, progress: Progress, epoch: int) -> list[Scores]:
     if not run.validator.stores:
         return []
     started_at = time.monotonic()
+    run.view.doing("evaluating")
     scores = run.validator.scores(run.parts.model, run.parts.ema)
     values = run.validator.named(scores)
     run.metrics.write_eval(progress.step, epoch, values)
     run.view.evaluation(values)
+    if run.ranks.worker.is_chief:
+        store, parts = run.validator.stores[0], run.parts
+        for title, picture in sample_pictures(
+            parts.model, parts.ema, store, run.config, run.device, count=BOARD_PICTURES
+        ):
+            run.metrics.write_images(progress.step, f"predictions/{title}", picture)
+    run.view.doing("")
     logger.info("evaluation took %.1f s", time.monotonic() - started_at)
     return scores
 
@@ -184,4 +194,5 @@ def _save(run: Run, progress: Progress, *, best: bool) -> None:
     started_at = time.monotonic()
     snapshot = snapshot_of(run.parts, progress, config=run.config, categories=run.categories, windows=windows)
     run.checkpoints.save(snapshot, best=best)
-    run.view.message(f"checkpoint at step {progress.step}, {1000 * (time.monotonic() - started_at):.0f} ms of waiting")
+    run.view.saved(progress.step)
+    logger.debug("the checkpoint kept step %d waiting for %.3f s", progress.step, time.monotonic() - started_at)

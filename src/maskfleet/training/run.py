@@ -29,6 +29,7 @@ from maskfleet.training.optim import build_optimizer
 from maskfleet.training.precision import precision_for
 from maskfleet.training.preflight import broken_images, found_weights, open_sets, shared_categories
 from maskfleet.training.schedule import Schedule, schedule_for
+from maskfleet.training.showcase import REPORT_PICTURES, sample_pictures, write_run_report
 from maskfleet.training.state import Parts, Progress, restore, weights_of
 from maskfleet.training.step import StepRunner
 from maskfleet.training.validate import Scores, Validator
@@ -111,6 +112,8 @@ def _train(config: RunConfig, run_dir: Path, ranks: Ranks, device: torch.device)
                 settled, device, ranks, parts, runner, schedule, metrics, checkpoints, validator, categories, view
             )
             scores = fit(run, progress)
+            if worker.is_chief and (scores or not (run_dir / "report.html").exists()):
+                _report(run, progress, scores, run_dir)
     finally:
         loader.close()
         metrics.close()
@@ -119,8 +122,20 @@ def _train(config: RunConfig, run_dir: Path, ranks: Ranks, device: torch.device)
         assert newest is not None
         names = [str(category["name"]) for category in categories]
         save_weights(run_dir / WEIGHTS_FILE, weights_of(newest), settled.model, names)
-        logger.info("training is done after %d steps; the weights are in %s", progress.step, run_dir / WEIGHTS_FILE)
+        logger.info("training is done after %d steps", progress.step)
+        logger.info("the weights are in %s, the report is %s", run_dir / WEIGHTS_FILE, run_dir / "report.html")
     return scores
+
+
+def _report(run: Run, progress: Progress, scores: list[Scores], run_dir: Path) -> None:
+    stores, parts = run.validator.stores, run.parts
+    pictures = []
+    if stores:
+        pictures = sample_pictures(parts.model, parts.ema, stores[0], run.config, run.device, count=REPORT_PICTURES)
+    images_per_step = run.schedule.images_per_step
+    write_run_report(
+        run_dir, run.config, progress, scores, pictures, device=run.device, images_per_step=images_per_step
+    )
 
 
 def _claim(run_dir: Path, config: RunConfig, ranks: Ranks) -> FileLock | None:
