@@ -9,6 +9,7 @@ import typer
 
 from maskfleet import __version__
 from maskfleet.cli import config as config_command
+from maskfleet.cli import data as data_command
 from maskfleet.cli import demo as demo_command
 from maskfleet.cli import doctor as doctor_command
 from maskfleet.cli import evaluate as evaluate_command
@@ -29,6 +30,7 @@ app.command("demo")(demo_command.demo)
 app.command("train")(train_command.train)
 app.command("eval")(evaluate_command.evaluate)
 app.command("predict")(predict_command.predict)
+app.add_typer(data_command.app, name="data")
 app.add_typer(config_command.app, name="config")
 app.add_typer(weights_command.app, name="weights")
 app.command("doctor")(doctor_command.doctor)

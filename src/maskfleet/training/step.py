@@ -99,7 +99,7 @@ def _refuse_nonfinite(value: Tensor, terms: Scalars, batch: Batch) -> None:
     """Stop before the weights are spoilt."""
     if bool(torch.isfinite(value)):
         return
-    bad = ", ".join(f"{name} = {float(term):g}" for name, term in terms.items() if not bool(torch.isfinite(term)))
+    bad = ", ".join(f"{name} = {float(term.detach()):g}" for name, term in terms.items() if not bool(torch.isfinite(term)))
     images = ", ".join(str(image) for image in batch.image_ids.tolist())
     raise TrainingError(
         f"the loss is not a finite number ({bad or 'the sum overflows'}) on images {images}; the weights are unchanged",

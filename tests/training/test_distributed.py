@@ -1,0 +1,137 @@
+"""Several ranks: the same numbers as one, and a clear end when one dies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from processes import ENV, children_of, prepared, rank_of, start, wait_for_step
+from safetensors.torch import load_file
+
+from maskfleet.config.base import replaced
+from maskfleet.config.load import write_run_file
+from maskfleet.config.run import RunConfig
+from maskfleet.errors import TrainingError
+from maskfleet.training.distributed import Worker, meeting_point, worker_from_env
+
+DETECTED_WITHIN_S = 60
+
+
+def test_torchrun_and_mpirun_say_who_a_process_is() -> None:
+    torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    mpirun = {f"OMPI_COMM_WORLD_{k}": v for k, v in {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}.items()}
+    assert worker_from_env(torchrun) == worker_from_env(mpirun) == Worker(3, 4, 1, 2)
+    assert worker_from_env({}) == Worker(0, 1, 0, 1)
+    assert worker_from_env({}).is_chief
+
+
+def test_ranks_of_one_mpirun_meet_at_a_port_of_their_own_job() -> None:
+    worker = Worker(1, 2, 1, 2)
+    one, other = {"PMIX_NAMESPACE": "job1"}, {"PMIX_NAMESPACE": "job2"}
+    assert meeting_point(one, worker) == meeting_point(one, Worker(0, 2, 0, 2))
+    assert meeting_point(one, worker) != meeting_point(other, worker)
+    assert meeting_point({"MASTER_ADDR": "a", "MASTER_PORT": "5"}, worker) == ("a", 5)
+
+
+def test_ranks_on_several_machines_must_be_told_where_to_meet() -> None:
+    with pytest.raises(TrainingError, match="do not know where to meet") as caught:
+        meeting_point({}, Worker(0, 4, 0, 2))
+    assert "MASTER_ADDR" in caught.value.remedy
+
+
+def test_two_ranks_of_two_images_have_the_gradients_of_one_rank_of_four(tmp_path: Path, micro: RunConfig) -> None:
+    """At a rate of 1 without momentum and decay the weights move by the gradients. Samples belong to the image."""
+    write_run_file(tmp_path, micro)
+    script = [str(Path(__file__).with_name("one_step.py")), str(tmp_path)]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    subprocess.run([sys.executable, *script, str(tmp_path / "one")], env=ENV, check=True, timeout=120)
+    subprocess.run([sys.executable, *torchrun, *script, str(tmp_path / "two")], env=ENV, check=True, timeout=120)
+    one, two = load_file(tmp_path / "one"), load_file(tmp_path / "two")
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        assert float((value - two[name]).abs().max()) <= 1e-6, name
+
+
+def endless(micro: RunConfig) -> RunConfig:
+    return replaced(micro, {"train.epoch_schedule": ((400, None),), "eval.every_epochs": 0, "checkpoint.every_epochs": 5})
+
+
+def kill_rank(launcher: int, rank: int, name: str = "RANK") -> None:
+    victims = [child for child in children_of(launcher) if rank_of(child, name) == rank]
+    assert victims, "the rank has no process"
+    os.kill(victims[0], signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_torchrun_ends_naming_the_rank_that_died(tmp_path: Path, micro: RunConfig) -> None:
+    process = start(prepared(tmp_path, endless(micro)), ranks=2)
+    wait_for_step(process, tmp_path, 3)
+    killed_at = time.monotonic()
+    kill_rank(process.pid, 1)
+    output, _ = process.communicate(timeout=DETECTED_WITHIN_S)
+    assert time.monotonic() - killed_at < DETECTED_WITHIN_S
+    assert process.returncode != 0
+    assert "rank 1" in output or "rank      : 1" in output, output
+    assert not any(rank_of(child) is not None for child in children_of(process.pid))
+
+
+@pytest.mark.slow
+def test_mpirun_ends_naming_the_rank_that_died(tmp_path: Path, micro: RunConfig) -> None:
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed: `make test-tools` installs Open MPI where it may")
+    run_dir = prepared(tmp_path, endless(micro))
+    process = subprocess.Popen(
+        ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable, "-m", "maskfleet", "train", str(run_dir)],
+        env=ENV,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for_step(process, run_dir, 3)
+    kill_rank(process.pid, 1, "OMPI_COMM_WORLD_RANK")
+    output, _ = process.communicate(timeout=DETECTED_WITHIN_S)
+    assert process.returncode != 0
+    assert "rank 1" in output, output
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_in_evaluation_does_not_leave_the_others_waiting(tmp_path: Path, micro: RunConfig) -> None:
+    """Started by hand, so that no launcher cleans up: the survivor itself must notice and say who is gone."""
+    config = replaced(micro, {"eval.every_epochs": 1, "train.epoch_schedule": ((400, None),)})
+    run_dir = prepared(tmp_path, config)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "maskfleet", "train", str(run_dir)],
+            env={**ENV, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2",
+                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        wait_for_step(ranks[0], run_dir, 4)
+        ranks[1].send_signal(signal.SIGSTOP)  # so that the other waits for it in a step or in the evaluation
+        time.sleep(1)
+        ranks[1].kill()
+        output, _ = ranks[0].communicate(timeout=DETECTED_WITHIN_S)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+    assert ranks[0].returncode not in (0, None)
+    assert "no answer from rank 1" in output, output
+    assert "Traceback" not in output
