@@ -87,17 +87,19 @@ def roi_align_backward(
 ) -> list[Tensor]:
     """Gradients [B, C, h, w] of the maps, whose (h, w) are `sizes`, from that of the bins [B, K, r, r, C]."""
     batch, num_boxes, resolution, _, channels = gradient.shape
-    cells = [batch * height * width for height, width in sizes]
-    total = torch.zeros(sum(cells) * channels, dtype=torch.float32, device=gradient.device)
+    maps = [
+        torch.zeros(batch, height, width, channels, dtype=torch.float32, device=gradient.device)
+        for height, width in sizes
+    ]
     block = min(_CHANNELS, triton.next_power_of_2(channels))
     if gradient.numel() > 0:
-        starts = [sum(cells[:level]) * channels for level in range(len(cells))]
+        starts = [(part.data_ptr() - maps[0].data_ptr()) // maps[0].element_size() for part in maps]
         _spread[(levels.numel(), triton.cdiv(channels, block))](
             gradient.contiguous(),
             boxes.contiguous(),
             extents.contiguous(),
             levels.contiguous(),
-            total,
+            maps[0],
             *_padded(starts),
             *_padded([height for height, _ in sizes]),
             *_padded([width for _, width in sizes]),
@@ -116,11 +118,7 @@ def roi_align_backward(
             num_warps=8,
             enable_fp_fusion=False,
         )
-    parts = total.split([count * channels for count in cells])
-    return [
-        part.view(batch, height, width, channels).permute(0, 3, 1, 2).to(gradient.dtype)
-        for part, (height, width) in zip(parts, sizes, strict=True)
-    ]
+    return [part.permute(0, 3, 1, 2).to(gradient.dtype) for part in maps]
 
 
 def _padded(values: Sequence[float]) -> list[float]:
@@ -229,10 +227,10 @@ def _spread(
         x = x_tile + tl.arange(0, CELLS)
         x_weights = tl.zeros([CELLS, BINS], tl.float32)
         for sample in tl.static_range(SAMPLES):
-            position, counts = _position(left, step_x, column * SAMPLES + sample, own_width, HALF_PIXEL)
-            counts = tl.where(column < RESOLUTION, counts, 0.0) / SAMPLES
-            nearness = tl.maximum(1.0 - tl.abs(x[:, None].to(tl.float32) - position[None, :]), 0.0)
-            x_weights += nearness * counts[None, :]
+            at_x, x_counts = _position(left, step_x, column * SAMPLES + sample, own_width, HALF_PIXEL)
+            x_counts = tl.where(column < RESOLUTION, x_counts, 0.0) / SAMPLES
+            nearness = tl.maximum(1.0 - tl.abs(x[:, None].to(tl.float32) - at_x[None, :]), 0.0)
+            x_weights += nearness * x_counts[None, :]
         is_read = (tl.max(x_weights, axis=1) > 0.0) & (x <= x_last)
         for y in range(y_first, y_last + 1):
             line = tl.zeros([BINS, CHANNELS], tl.float32)
@@ -241,8 +239,8 @@ def _spread(
                 y_weight = 0.0
                 for sample in tl.static_range(SAMPLES):
                     number = tl.full([], 0, tl.int32) + row * SAMPLES + sample
-                    position, counts = _position(top, step_y, number, own_height, HALF_PIXEL)
-                    y_weight += counts / SAMPLES * tl.maximum(1.0 - tl.abs(y - position), 0.0)
+                    at_y, y_counts = _position(top, step_y, number, own_height, HALF_PIXEL)
+                    y_weight += y_counts / SAMPLES * tl.maximum(1.0 - tl.abs(y - at_y), 0.0)
                 if y_weight > 0.0:
                     bins = tl.load(gradient + row * RESOLUTION * channels, mask=here, other=0.0).to(tl.float32)
                     line = tl.fma(tl.zeros_like(line) + y_weight, bins, line)
