@@ -78,7 +78,9 @@ def kill_group(process: subprocess.Popen[str]) -> None:
 
 def losses(run_dir: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without what the wall clock decides."""
-    return [{name: value for name, value in record.items() if name not in WALL_CLOCK} for record in read_metrics(run_dir)]
+    return [
+        {name: value for name, value in record.items() if name not in WALL_CLOCK} for record in read_metrics(run_dir)
+    ]
 
 
 def weights(run_dir: Path) -> dict[str, torch.Tensor]:

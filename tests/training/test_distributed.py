@@ -26,7 +26,9 @@ DETECTED_WITHIN_S = 60
 
 def test_torchrun_and_mpirun_say_who_a_process_is() -> None:
     torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    mpirun = {f"OMPI_COMM_WORLD_{k}": v for k, v in {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}.items()}
+    mpirun = {
+        f"OMPI_COMM_WORLD_{k}": v for k, v in {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}.items()
+    }
     assert worker_from_env(torchrun) == worker_from_env(mpirun) == Worker(3, 4, 1, 2)
     assert worker_from_env({}) == Worker(0, 1, 0, 1)
     assert worker_from_env({}).is_chief
@@ -60,7 +62,9 @@ def test_two_ranks_of_two_images_have_the_gradients_of_one_rank_of_four(tmp_path
 
 
 def endless(micro: RunConfig) -> RunConfig:
-    return replaced(micro, {"train.epoch_schedule": ((400, None),), "eval.every_epochs": 0, "checkpoint.every_epochs": 5})
+    return replaced(
+        micro, {"train.epoch_schedule": ((400, None),), "eval.every_epochs": 0, "checkpoint.every_epochs": 5}
+    )
 
 
 def kill_rank(launcher: int, rank: int, name: str = "RANK") -> None:
@@ -88,7 +92,18 @@ def test_mpirun_ends_naming_the_rank_that_died(tmp_path: Path, micro: RunConfig)
         pytest.skip("mpirun is not installed: `make test-tools` installs Open MPI where it may")
     run_dir = prepared(tmp_path, endless(micro))
     process = subprocess.Popen(
-        ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable, "-m", "maskfleet", "train", str(run_dir)],
+        [
+            "mpirun",
+            "--allow-run-as-root",
+            "--oversubscribe",
+            "-np",
+            "2",
+            sys.executable,
+            "-m",
+            "maskfleet",
+            "train",
+            str(run_dir),
+        ],
         env=ENV,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

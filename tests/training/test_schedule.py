@@ -8,12 +8,16 @@ from maskfleet.config.base import replaced
 from maskfleet.config.recipes import recipe
 from maskfleet.config.run import RunConfig, TrainConfig
 from maskfleet.errors import ConfigError
-from maskfleet.training.schedule import Schedule, schedule_for
+from maskfleet.training.schedule import Schedule, auto_epochs, schedule_for
 
 
 def tensorpack(num_gpus: int, **changes: object) -> Schedule:
     """TensorPack's default 1x schedule: 1 image a GPU, epochs of 500 steps."""
-    fields = {"train.accumulate_to_images": 8, "train.steps_per_epoch": 500, **{f"train.{k}": v for k, v in changes.items()}}
+    fields = {
+        "train.accumulate_to_images": 8,
+        "train.steps_per_epoch": 500,
+        **{f"train.{k}": v for k, v in changes.items()},
+    }
     return schedule_for(replaced(RunConfig(), fields).train, world_size=num_gpus, steps_per_pass=999)
 
 
@@ -89,3 +93,12 @@ def test_a_schedule_that_ends_before_it_begins_is_refused() -> None:
     train = TrainConfig(step_schedule=(1,), steps_per_epoch=500)
     with pytest.raises(ConfigError, match="ends before the first step"):
         schedule_for(train, world_size=8, steps_per_pass=500)
+
+
+def test_auto_goes_through_small_sets_often_and_large_ones_12_times() -> None:
+    assert auto_epochs(100)[-1] == (200.0, None)
+    assert auto_epochs(1000) == ((90.0, 0.1), (pytest.approx(110.4), 0.01), (120.0, None))
+    assert auto_epochs(118_000)[-1] == (12.0, None)
+    schedule = schedule_for(recipe("finetune").train, world_size=1, steps_per_pass=500)
+    assert schedule.total_steps == 120 * 500
+    assert schedule.steps_per_update == 4

@@ -50,7 +50,9 @@ def test_ten_steps_follow_tensorpacks_update_rule(model: MaskRCNN, config: RunCo
     twin = build_mask_rcnn(config.model).train()
     twin.load_state_dict(model.state_dict())
     stepper = runner(model, config)
-    velocity = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in twin.named_parameters() if p.requires_grad}
+    velocity = {
+        name: torch.zeros_like(p, dtype=torch.float64) for name, p in twin.named_parameters() if p.requires_grad
+    }
     exact = {name: p.detach().double() for name, p in twin.named_parameters() if p.requires_grad}
     for number, batch in enumerate(batches):
         lr = 0.001 * (number + 1)
@@ -73,7 +75,9 @@ def test_ten_steps_follow_tensorpacks_update_rule(model: MaskRCNN, config: RunCo
     assert all(torch.equal(model.state_dict()[name], twin.state_dict()[name]) for name in frozen)
 
 
-def test_gradients_of_several_steps_add_up_to_their_mean(model: MaskRCNN, config: RunConfig, batches: list[Batch]) -> None:
+def test_gradients_of_several_steps_add_up_to_their_mean(
+    model: MaskRCNN, config: RunConfig, batches: list[Batch]
+) -> None:
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     stepper = runner(model, config, steps_per_update=2)
     stepper.step(batches[0], lr=0.1, update=False, with_metrics=False)
@@ -97,7 +101,9 @@ def test_clipping_limits_the_norm_of_all_gradients(model: MaskRCNN, config: RunC
     free = replaced(config, {"train.weight_decay": 0.0, "train.momentum": 0.0})
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     runner(model, free, gradient_clip=0.01).step(batches[0], lr=1.0, update=True, with_metrics=False)
-    moved = torch.stack([(p.detach() - before[name]).square().sum() for name, p in model.named_parameters()]).sum().sqrt()
+    moved = (
+        torch.stack([(p.detach() - before[name]).square().sum() for name, p in model.named_parameters()]).sum().sqrt()
+    )
     assert float(moved) == pytest.approx(0.01, rel=1e-3)
 
 

@@ -13,7 +13,7 @@ from maskfleet.cli.options import ConfigOption, RecipeOption, SetOption
 from maskfleet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from maskfleet.config.run import RunConfig
+    from maskfleet.config.run import RunConfig, SplitConfig
 
 
 def train(
@@ -51,7 +51,20 @@ def run_config(run_dir: Path, recipe: str | None, config: Path | None, sets: lis
     own = run_dir / RUN_FILE
     if config is None and recipe is None and own.exists():
         config = own
-    return resolve(recipe_name=recipe, file=config, sets=sets).config
+    resolved = resolve(recipe_name=recipe, file=config, sets=sets).config
+    if "auto" not in (*resolved.data.train, *resolved.data.val):
+        return resolved
+    from maskfleet.config.base import replaced
+    from maskfleet.data.coco import found_splits
+
+    train, val = found_splits(Path(resolved.data.root).expanduser())
+    changes = {"data.train": _filled(resolved.data.train, train), "data.val": _filled(resolved.data.val, val)}
+    return replaced(resolved, changes)
+
+
+def _filled(splits: tuple[str | SplitConfig, ...], found: tuple[str, ...]) -> tuple[str | SplitConfig, ...]:
+    """`splits` with auto replaced by what was `found`."""
+    return tuple(name for split in splits for name in (found if split == "auto" else (split,)))
 
 
 def _start_ranks(count: int, run_dir: Path, config: RunConfig) -> None:

@@ -19,11 +19,11 @@ from maskfleet.config.run import RunConfig
 from maskfleet.config.yaml import dump_mapping, line_of, parse_value, plain, read_mapping
 from maskfleet.errors import ConfigError
 
-DEFAULT_RECIPE = "standard"
+DEFAULT_RECIPE = "scratch"
 RUN_FILE = "run.yaml"
 
 # The seeds' presets have a switch for masks; the other recipes are named after what they train.
-_SWITCHABLE = {name for base in ("standard", "optimized", "demo") for name in (base, FASTER + base)}
+_SWITCHABLE = {name for base in ("standard", "optimized") for name in (base, FASTER + base)}
 
 # Two fields that say the same thing in two units: setting one takes the other one back.
 _RIVALS = (("train.step_schedule", "train.epoch_schedule"), ("train.images_per_epoch", "train.steps_per_epoch"))

@@ -114,6 +114,38 @@ def r50_fpn_cascade_1x() -> RunConfig:
     return replaced(r50_fpn_1x(), {"recipe": "r50_fpn_cascade_1x", "model.cascade": True})
 
 
+def finetune() -> RunConfig:
+    """Your own data, from a trained detector given as train.weights: as long as the set's size asks for."""
+    return replaced(
+        r50_fpn_1x(),
+        {
+            "recipe": "finetune",
+            "model.backbone.weights": None,
+            "data.train": ("auto",),
+            "data.val": ("auto",),
+            "train.warmup_steps": 200,
+            "train.gradient_clip": 5.0,
+            "train.step_schedule": None,
+            "train.epoch_schedule": "auto",
+        },
+    )
+
+
+def scratch() -> RunConfig:
+    """Your own data, from random weights: group normalisation, nothing frozen, as long as the set's size asks for."""
+    return replaced(
+        finetune(),
+        {
+            "recipe": "scratch",
+            "model.backbone.norm": "GN",
+            "model.backbone.freeze_at": 0,
+            "model.fpn.norm": "GN",
+            "model.box_head.kind": "4conv1fc_gn",
+            "model.mask_head.kind": "up4conv_gn",
+        },
+    )
+
+
 def demo() -> RunConfig:
     """A small Mask R-CNN that learns generated shapes from nothing in minutes on a CPU."""
     return replaced(
@@ -148,7 +180,7 @@ def demo() -> RunConfig:
             "train.warmup_init_lr": 0.001,
             "train.gradient_clip": 5.0,
             "train.step_schedule": None,
-            "train.epoch_schedule": ((9, 0.1), (10, None)),
+            "train.epoch_schedule": ((6, 0.1), (8, None)),
             "train.log_every_steps": 10,
             "eval.every_epochs": 2,
             "eval.images_per_gpu": 4,
@@ -166,6 +198,8 @@ class Recipe:
 
 _MASK_RECIPES: dict[str, Recipe] = {
     "demo": Recipe(demo),
+    "scratch": Recipe(scratch),
+    "finetune": Recipe(finetune),
     "standard": Recipe(standard, "38.9;35.4"),
     "optimized": Recipe(optimized, "38.3;35.1"),
     "r50_fpn_1x": Recipe(r50_fpn_1x, "38.2;34.8"),

@@ -35,10 +35,10 @@ class DataConfig(Config):
     """Folder that holds annotations/ and the image folders."""
 
     train: tuple[str | SplitConfig, ...] = ("train2017",)
-    """Training sets, joined: split names under `data.root` (train2017 or coco_train2017), or two paths each."""
+    """Training sets, joined: names of splits under `data.root`, or two paths each; auto is the one that is there."""
 
     val: tuple[str | SplitConfig, ...] = ("val2017",)
-    """Validation sets, each evaluated by itself; empty for none."""
+    """Validation sets, each evaluated by itself; auto is the one that is there; empty for none."""
 
     train_short_edge_px: tuple[PositiveInt, PositiveInt] = (800, 800)
     """Smallest and largest short side in training; each image draws one in between."""
@@ -114,8 +114,8 @@ class TrainConfig(Config):
     step_schedule: tuple[PositiveInt, ...] | None = (120_000, 160_000, 180_000)
     """Steps, counted as if each had 8 images, after which the rate falls tenfold; the last one ends training."""
 
-    epoch_schedule: tuple[tuple[PositiveFloat, PositiveFloat | None], ...] | None = None
-    """Pairs [epoch, factor]: after that epoch the rate is factor times the full one; the last, null, is the end."""
+    epoch_schedule: Literal["auto"] | tuple[tuple[PositiveFloat, PositiveFloat | None], ...] | None = None
+    """Pairs [epoch, factor]: after it the rate is factor times the full one, null ends; auto goes by the data."""
 
     images_per_epoch: PositiveInt | None = None
     """Images that count as one epoch; None is once through the training set."""
@@ -156,7 +156,7 @@ class TrainConfig(Config):
             raise ValueError("images_per_epoch and steps_per_epoch both say how long an epoch is; set only one")
         if self.step_schedule is not None and not _rising(self.step_schedule):
             raise ValueError(f"step_schedule {list(self.step_schedule)} must rise from entry to entry")
-        if self.epoch_schedule is not None:
+        if self.epoch_schedule is not None and self.epoch_schedule != "auto":
             epochs, factors = zip(*self.epoch_schedule, strict=True) if self.epoch_schedule else ((), ())
             if not _rising(epochs):
                 raise ValueError(f"epoch_schedule must have rising epochs, not {list(epochs)}")

@@ -55,6 +55,22 @@ def find_split(root: Path, name: str) -> SplitPaths:
     )
 
 
+def found_splits(root: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The training and the validation split of a COCO folder by their names; without one for validation, the first."""
+    names = split_names(Path(root))
+    train = [name for name in names if name.startswith("train")]
+    val = [name for name in names if name.startswith("val") or name == "test"]
+    if len(train) == 1 and len(val) <= 1:
+        return tuple(train), tuple(val) or tuple(train)
+    if len(names) == 1:
+        return tuple(names), tuple(names)
+    raise DataError(
+        f"it is not clear which split of {root} to train on: "
+        + (", ".join(names) or "there is no annotations/instances_*.json"),
+        remedy="name them: --set data.train=[NAME] --set data.val=[NAME]; or give two paths each, see docs/data.md",
+    )
+
+
 def split_from_paths(annotations: Path, images: Path, *, name: str | None = None) -> SplitPaths:
     """A COCO-format set given by its two paths; named after the annotation file unless `name` says otherwise."""
     annotations, images = Path(annotations), Path(images)

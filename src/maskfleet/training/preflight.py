@@ -56,10 +56,11 @@ def shared_categories(stores: Sequence[AnnotationStore]) -> list[dict[str, objec
 def found_weights(name: str, config: RunConfig) -> Path:
     """The weights file `name`: as given, or under `data.root`."""
     for path in (Path(name).expanduser(), Path(config.data.root).expanduser() / name):
-        if path.exists():
+        if path.is_dir() and (path / "model.safetensors").exists():  # a run that is done
+            return path / "model.safetensors"
+        if path.is_file():
             return path
     raise WeightsError(
         f"there are no weights at {name}, nor under {config.data.root}",
-        remedy="put the file there, give its path, or train from random weights with "
-        "--set model.backbone.weights=null --set model.backbone.freeze_at=0",
+        remedy="put the file there, give its path, or train from random weights with --recipe scratch",
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from maskfleet.config.base import replaced
 from maskfleet.config.run import TrainConfig
 from maskfleet.errors import ConfigError
 
+AUTO_IMAGES, MIN_AUTO_EPOCHS, MAX_AUTO_EPOCHS = 120_000, 12, 200
 REFERENCE_BATCH = 8  # step schedules are written as if every step had so many images
 
 
@@ -45,6 +47,8 @@ class Schedule:
 
 def schedule_for(train: TrainConfig, *, world_size: int, steps_per_pass: int) -> Schedule:
     """The schedule of `train` on `world_size` ranks, where one pass over the data takes `steps_per_pass` steps."""
+    if train.epoch_schedule == "auto":
+        train = replaced(train, {"epoch_schedule": auto_epochs(steps_per_pass * world_size * train.images_per_gpu)})
     images_per_step = world_size * train.images_per_gpu
     steps_per_update = max(1, train.accumulate_to_images // images_per_step)
     if steps_per_update * images_per_step < train.accumulate_to_images:
@@ -63,6 +67,12 @@ def schedule_for(train: TrainConfig, *, world_size: int, steps_per_pass: int) ->
     )
 
 
+def auto_epochs(num_images: int) -> tuple[tuple[float, float | None], ...]:
+    """A schedule for a set of `num_images`: small sets are gone through often, large ones as often as COCO in 1x."""
+    epochs = min(max(round(AUTO_IMAGES / num_images), MIN_AUTO_EPOCHS), MAX_AUTO_EPOCHS)
+    return (0.75 * epochs, 0.1), (0.92 * epochs, 0.01), (float(epochs), None)
+
+
 def _steps_per_epoch(train: TrainConfig, images_per_step: int, steps_per_pass: int) -> int:
     if train.steps_per_epoch is not None:
         return train.steps_per_epoch
@@ -78,6 +88,7 @@ def _drops(train: TrainConfig, images_per_step: int, steps_per_epoch: int) -> tu
         total = steps[-1]
     else:
         assert train.epoch_schedule is not None
+        assert train.epoch_schedule != "auto"
         drops = tuple((int(epoch * steps_per_epoch), factor) for epoch, factor in train.epoch_schedule if factor)
         total = math.ceil(train.epoch_schedule[-1][0] * steps_per_epoch)
     if total < 1:

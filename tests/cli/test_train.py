@@ -1,0 +1,150 @@
+"""train, eval and predict as a user types them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import pytest
+
+from maskfleet.config.base import replaced
+from maskfleet.config.load import write_run_file
+from maskfleet.config.recipes import recipe
+from maskfleet.data.synthetic import make_shapes
+
+SMALL = {
+    "model.max_size_px": 64,
+    "model.backbone.stem_channels": 8,
+    "model.fpn.channels": 16,
+    "model.box_head.fc_channels": 32,
+    "model.mask_head.channels": 16,
+    "data.train_short_edge_px": (64, 64),
+    "data.test_short_edge_px": 64,
+    "data.num_workers": 0,
+    "train.epoch_schedule": ((1, None),),
+}
+
+
+def maskfleet(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "maskfleet", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli") / "set"
+    make_shapes(
+        folder, num_train=8, num_val=4, height=(64, 64), width=(64, 64), num_categories=2, max_objects=2, seed=1
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_dir(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "a run"  # with a blank, as people have them
+    write_run_file(folder, replaced(recipe("demo"), {**SMALL, "data.root": str(root)}))
+    done = maskfleet("train", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_training_leaves_weights_log_metrics_and_a_report(run_dir: Path) -> None:
+    names = {path.name for path in run_dir.iterdir()}
+    assert {
+        "run.yaml",
+        "checkpoints",
+        "log.txt",
+        "metrics.jsonl",
+        "model.safetensors",
+        "report.html",
+        "tensorboard",
+    } <= names
+    page = (run_dir / "report.html").read_text()
+    assert "data:image/" in page
+    assert "maskfleet predict" in page
+
+
+def test_eval_prints_all_twelve_values_and_every_class(run_dir: Path) -> None:
+    done = maskfleet("eval", run_dir)
+    assert done.returncode == 0, done.stderr
+    for name in ("ap50", "ap75", "ap_small", "ar100", "ar_large"):
+        assert name in done.stdout
+    scores = json.loads(maskfleet("eval", run_dir, "--json").stdout)
+    assert set(scores) == {"bbox", "segm"}
+    assert len(scores["bbox"]["per_class"]) == 2
+
+
+def test_eval_of_exported_weights_equals_eval_of_the_run(run_dir: Path, root: Path) -> None:
+    own = json.loads(maskfleet("eval", run_dir, "--json").stdout)
+    config = json.loads(maskfleet("config", "show", "-c", run_dir / "run.yaml", "--json").stdout)
+    assert config["data"]["test_short_edge_px"] == 64
+    done = maskfleet("weights", "inspect", run_dir / "model.safetensors")
+    assert done.returncode == 0, done.stderr
+    assert own["bbox"]["per_class"][0]["name"]
+
+
+def test_eval_writes_the_results_file(run_dir: Path, tmp_path: Path) -> None:
+    done = maskfleet("eval", run_dir, "--max-images", "2", "--results", tmp_path / "results.json")
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert {"image_id", "category_id", "bbox", "score", "segmentation"} <= results[0].keys()
+
+
+def test_predict_draws_and_writes_coco_json(run_dir: Path, root: Path, tmp_path: Path) -> None:
+    images = sorted((root / "val").glob("*.jpg"))[:2]
+    done = maskfleet("predict", run_dir, *images, "--out", tmp_path / "out", "--score", "0.0")
+    assert done.returncode == 0, done.stderr
+    for image in images:
+        drawn = cv2.imread(str(tmp_path / "out" / f"{image.stem}.png"))
+        assert drawn.shape == cv2.imread(str(image)).shape
+    found = json.loads((tmp_path / "out" / "detections.json").read_text())
+    assert {item["file_name"] for item in found} <= {image.name for image in images}
+
+
+def test_auto_finds_the_splits_and_writes_their_names(root: Path, tmp_path: Path) -> None:
+    sets = [item for key, value in SMALL.items() for item in ("--set", f"{key}={json.dumps(value)}")]
+    sets += ["--set", "data.train=[auto]", "--set", "data.val=[auto]"]
+    done = maskfleet("train", tmp_path / "run", "--recipe", "demo", "--data", root, *sets)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "run" / "run.yaml").read_text()
+    assert "train: [train]" in text
+    assert "val: [val]" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("train", "new", "--data", "nowhere"), "nowhere"),
+        (("train", "new", "--recipe", "r50_fpn_1x", "--data", "."), "annotations"),
+        (("eval", "nothing"), "there is no nothing"),
+        (("eval", "."), "is not a run"),
+        (("predict", "nothing", "x.jpg"), "there is no nothing"),
+    ],
+)
+def test_mistakes_end_in_one_message(arguments: tuple[str, ...], what: str, tmp_path: Path) -> None:
+    done = maskfleet(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert what in done.stderr
+    assert "→" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_missing_weights_name_the_place_and_a_way_out(root: Path, tmp_path: Path) -> None:
+    done = maskfleet(
+        "train",
+        tmp_path / "r",
+        "--recipe",
+        "r50_fpn_1x",
+        "--data",
+        root,
+        "--set",
+        "data.train=[train]",
+        "--set",
+        "data.val=[val]",
+    )
+    assert done.returncode == 2
+    assert "ImageNet-R50-AlignPadding.npz" in done.stderr
+    assert "--recipe scratch" in done.stderr
