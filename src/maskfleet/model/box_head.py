@@ -17,6 +17,7 @@ from maskfleet.model.canvas import Area
 from maskfleet.model.initial import clear_bias, fan_in, fan_out, plain_normal, scaled_cut_normal, scaled_normal
 from maskfleet.model.norm import GroupNorm
 from maskfleet.model.resnet import EXPANSION, make_group, run_group
+from maskfleet.ops.conv import aligned_outputs, conv_relu, fuses
 
 FPN_RESOLUTION = 7
 C4_RESOLUTION = 14
@@ -123,7 +124,9 @@ def add_convs(head: nn.Module, inputs: int, channels: int, *, has_norm: bool) ->
 def run_convs(head: nn.Module, crops: Tensor, *, has_norm: bool) -> Tensor:
     """Crops [n, C, r, r] through the layers of `add_convs`; GN comes after ReLU, as in TensorPack."""
     for number in range(NUM_CONVS):
-        crops = F.relu_(cast(nn.Conv2d, getattr(head, f"conv{number}"))(crops))
+        conv = cast(nn.Conv2d, getattr(head, f"conv{number}"))
+        assert conv.bias is not None
+        crops = conv_relu(crops, conv.weight, conv.bias, padding=1) if fuses(crops) else F.relu_(conv(crops))
         if has_norm:
             crops = cast(GroupNorm, getattr(head, f"norm{number}"))(crops)
     return crops
@@ -164,5 +167,12 @@ def _output_layers(config: ModelConfig, inputs: int) -> tuple[nn.Linear, nn.Line
 
 
 def _outputs(hidden: Tensor, class_logits: nn.Linear, box_deltas: nn.Linear) -> BoxOutputs:
-    deltas = box_deltas(hidden).float()
-    return BoxOutputs(logits=class_logits(hidden).float(), deltas=deltas.view(deltas.shape[0], -1, 4))
+    num_class, num_deltas = class_logits.out_features, box_deltas.out_features
+    if hidden.is_cuda:
+        # One product instead of two, of a width that tensor cores take: num_class alone is usually odd.
+        kernel, bias = aligned_outputs((class_logits.weight, box_deltas.weight), (class_logits.bias, box_deltas.bias))
+        both = F.linear(hidden, kernel, bias).float()
+        logits, deltas = both[:, :num_class], both[:, num_class : num_class + num_deltas]
+    else:
+        logits, deltas = class_logits(hidden).float(), box_deltas(hidden).float()
+    return BoxOutputs(logits=logits, deltas=deltas.reshape(deltas.shape[0], -1, 4))

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskfleet.config.model import FpnConfig
 from maskfleet.model.canvas import Area, Canvas
 from maskfleet.model.initial import clear_bias, fan_in, scaled_cut_normal
 from maskfleet.model.norm import GroupNorm
+from maskfleet.ops.conv import upsampled
 
 LEVELS = (2, 3, 4, 5)  # level l has stride 2**l
 
@@ -43,7 +43,7 @@ class Fpn(nn.Module):
         for level, feature in reversed(list(zip(LEVELS, features, strict=True))):
             area = canvas.areas[2**level]
             lateral = self._normalised(self._conv(f"lateral_c{level}")(feature), f"lateral_norm_c{level}", area)
-            merged = lateral if merged is None else lateral + F.interpolate(merged, scale_factor=2.0)
+            merged = lateral if merged is None else lateral + upsampled(merged)
             output = self._conv(f"output_p{level}")(area.cut(merged))
             outputs.append(area.cut(self._normalised(output, f"output_norm_p{level}", area)))
         outputs.reverse()

@@ -6,7 +6,7 @@ Shapes: B images, n feature maps of all images together, C channels, h x w pixel
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskfleet.model.canvas import Area
+from maskfleet.ops.conv import conv_relu, fuses
 
 EPSILON = 1e-5
 MEMORY = 0.9  # share of the old value in the moving average of statistics
@@ -112,6 +113,24 @@ class Conv(nn.Conv2d):
         """Whether a pixel of an image can depend on what lies right of or below the image."""
         return self.kernel_size[0] > 1 and (self.stride[0] == 1 or self.pads_late or self.kernel_size[0] > 3)
 
+    def with_kernel_relu(
+        self,
+        features: Tensor,
+        kernel: Tensor,
+        bias: Tensor,
+        *,
+        residual: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """relu of `with_kernel`, plus `residual`, zero where `mask` [n, 1, h', w'] is; not where padding comes late."""
+        stride, padding = self.stride[0], self.kernel_size[0] // 2
+        is_odd = stride == 2 and (features.shape[2] % 2 == 1 or features.shape[3] % 2 == 1)
+        if not is_odd:
+            return conv_relu(features, kernel, bias, stride=stride, padding=padding, residual=residual, mask=mask)
+        outputs = F.relu_(self.with_kernel(features, kernel.to(features.dtype), bias.to(features.dtype)))
+        assert residual is None
+        return outputs if mask is None else outputs * mask.to(outputs.dtype)
+
     def with_kernel(self, features: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
         """This convolution of `features` [n, C, h, w] with another `kernel` and `bias`."""
         if self.stride[0] == 1:
@@ -124,14 +143,42 @@ class Conv(nn.Conv2d):
         return F.conv2d(features, kernel, bias, stride=2, padding=self.padding)[:, :, :height, :width]
 
 
+def conv_norm_add_relu(
+    features: Tensor, conv: Conv, norm: BatchNorm, residual: Tensor, residual_offset: Tensor | None
+) -> Tensor:
+    """relu of a folded normal convolution of `features` plus `residual`, which still lacks its own offset [C]."""
+    scale, offset = norm.stored_affine()
+    kernel = conv.weight * scale[:, None, None, None]
+    bias = offset if residual_offset is None else offset + residual_offset
+    return conv.with_kernel_relu(features, kernel, bias, residual=residual)
+
+
+def folds(norm: BatchNorm | GroupNorm | None, area: Area) -> TypeGuard[BatchNorm]:
+    """Whether `norm` is an affine map per channel, which a convolution's kernel and bias can take over."""
+    return isinstance(norm, BatchNorm) and not (norm.learns_statistics and area.learning)
+
+
 def conv_norm(features: Tensor, conv: Conv, norm: BatchNorm | GroupNorm | None, area: Area) -> Tensor:
     """Convolve `features` [n, C, h, w] and normalise the result, whose own pixels are in `area`."""
-    if isinstance(norm, BatchNorm) and not (norm.learns_statistics and area.learning):
+    if folds(norm, area):
         # An affine map per channel is a convolution with another kernel: no pass over the features is needed.
         scale, offset = norm.stored_affine()
         return conv.with_kernel(features, conv.weight * scale[:, None, None, None], offset)
     convolved = conv.with_kernel(features, conv.weight, None)
     return convolved if norm is None else norm(convolved, area)
+
+
+def conv_norm_relu(
+    features: Tensor, conv: Conv, norm: BatchNorm | GroupNorm | None, area: Area, *, is_cut: bool = False
+) -> Tensor:
+    """relu(conv_norm(...)); with `is_cut`, zero outside `area`."""
+    if folds(norm, area) and fuses(features) and not conv.pads_late:
+        scale, offset = norm.stored_affine()
+        return conv.with_kernel_relu(
+            features, conv.weight * scale[:, None, None, None], offset, mask=area.mask if is_cut else None
+        )
+    outputs = F.relu_(conv_norm(features, conv, norm, area))
+    return area.cut(outputs) if is_cut else outputs
 
 
 def _batch_statistics(values: Tensor, area: Area) -> tuple[Tensor, Tensor]:

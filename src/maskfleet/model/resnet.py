@@ -14,7 +14,17 @@ from torch import Tensor, nn
 from maskfleet.config.model import BackboneConfig
 from maskfleet.model.canvas import Area, Canvas
 from maskfleet.model.initial import fan_out, scaled_cut_normal
-from maskfleet.model.norm import BatchNorm, Conv, GroupNorm, conv_norm, make_norm
+from maskfleet.model.norm import (
+    BatchNorm,
+    Conv,
+    GroupNorm,
+    conv_norm,
+    conv_norm_add_relu,
+    conv_norm_relu,
+    folds,
+    make_norm,
+)
+from maskfleet.ops.conv import conv7_by_blocks, fuses
 
 Norm = BatchNorm | GroupNorm | None
 EXPANSION = 4  # a block puts out this many times its inner channels
@@ -68,12 +78,19 @@ class Stem(nn.Module):
 
     def forward(self, pixels: Tensor, canvas: Canvas) -> Tensor:
         """Features [B, C, H/4, W/4] of `pixels` [B, 3, H, W], which are 0 outside each image."""
-        features = F.relu_(conv_norm(pixels, self.conv, self.norm, canvas.areas[2]))
+        features = F.relu_(self._convolved(pixels, canvas.areas[2]))
         height, width = features.shape[2] // 2, features.shape[3] // 2
         if self.tf_pad:
             return F.max_pool2d(F.pad(canvas.areas[2].cut(features), (0, 1, 0, 1)), 3, stride=2)
         # Features are not negative, so torch's padding (minus infinity) and TensorPack's (zero) give the same maximum.
         return F.max_pool2d(features, 3, stride=2, padding=1)[:, :, :height, :width]
+
+    def _convolved(self, pixels: Tensor, area: Area) -> Tensor:
+        is_even = pixels.shape[2] % 2 == 0 and pixels.shape[3] % 2 == 0
+        if pixels.is_cuda and is_even and not self.tf_pad and folds(self.norm, area):
+            scale, offset = self.norm.stored_affine()
+            return conv7_by_blocks(pixels, self.conv.weight * scale[:, None, None, None], offset)
+        return conv_norm(pixels, self.conv, self.norm, area)
 
 
 class Bottleneck(nn.Module):
@@ -99,10 +116,14 @@ class Bottleneck(nn.Module):
     def forward(self, features: Tensor, before: Area, after: Area) -> Tensor:
         """Features [n, C, h, w] in area `before` -> [n, C', h', w'] in area `after`."""
         between = after if self.strides_first else before
-        inner = F.relu_(conv_norm(features, self.conv1, self.norm1, between))
-        if self.conv2.reads_outside:
-            inner = between.cut(inner)
-        inner = F.relu_(conv_norm(inner, self.conv2, self.norm2, after))
+        is_cut = self.conv2.reads_outside
+        inner = conv_norm_relu(features, self.conv1, self.norm1, between, is_cut=is_cut)
+        inner = conv_norm_relu(inner, self.conv2, self.norm2, after)
+        if folds(self.norm3, after) and fuses(inner):
+            residual, offset = (
+                (features, None) if self.shortcut is None else self.shortcut.without_offset(features, after)
+            )
+            return conv_norm_add_relu(inner, self.conv3, self.norm3, residual, offset)
         outer = conv_norm(inner, self.conv3, self.norm3, after)
         return F.relu_(outer + (features if self.shortcut is None else self.shortcut(features, after)))
 
@@ -118,6 +139,13 @@ class Shortcut(nn.Module):
 
     def forward(self, features: Tensor, after: Area) -> Tensor:
         return conv_norm(features, self.conv, self.norm, after)
+
+    def without_offset(self, features: Tensor, after: Area) -> tuple[Tensor, Tensor | None]:
+        """The shortcut but for an offset [C] that is still to be added; None if nothing is missing."""
+        if not folds(self.norm, after):
+            return self(features, after), None
+        scale, offset = self.norm.stored_affine()
+        return self.conv.with_kernel(features, self.conv.weight * scale[:, None, None, None], None), offset
 
 
 def make_group(config: BackboneConfig, number: int) -> nn.ModuleList:

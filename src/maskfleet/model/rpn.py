@@ -20,6 +20,7 @@ from maskfleet.model.features import Features
 from maskfleet.model.initial import plain_normal
 from maskfleet.ops.anchors import anchor_grid, anchor_keys, cell_anchors, legacy_cell_anchors
 from maskfleet.ops.boxes import clip_boxes, decode_boxes, encode_boxes
+from maskfleet.ops.conv import aligned_outputs, conv_relu, fuses
 from maskfleet.ops.matching import rpn_labels
 from maskfleet.ops.nms import nms_keep, topk_sorted
 from maskfleet.ops.sampling import hash_uniform, subsample_labels
@@ -99,8 +100,16 @@ class Rpn(nn.Module):
 
     def raw_outputs(self, feature: Tensor) -> tuple[Tensor, Tensor]:
         """Objectness [B, A, h, w] and box code [B, 4 A, h, w] of one map [B, C, h, w]."""
-        hidden = F.relu_(self.conv(feature))
-        return self.objectness(hidden), self.box(hidden)
+        assert self.conv.bias is not None
+        if not fuses(feature):
+            hidden = F.relu_(self.conv(feature))
+            return self.objectness(hidden), self.box(hidden)
+        hidden = conv_relu(feature, self.conv.weight, self.conv.bias, padding=1)
+        # One convolution instead of two, of a width that tensor cores take.
+        kernel, bias = aligned_outputs((self.objectness.weight, self.box.weight), (self.objectness.bias, self.box.bias))
+        both = F.conv2d(hidden, kernel, bias)
+        num_scores, num_shifts = self.objectness.out_channels, self.box.out_channels
+        return both[:, :num_scores], both[:, num_scores : num_scores + num_shifts]
 
     def _anchors(self, features: Features) -> tuple[Tensor, Tensor, Tensor]:
         """Anchors [N, 4], their keys [N], and whether each image has them on its own canvas [B, N]."""
