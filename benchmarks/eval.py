@@ -14,18 +14,15 @@ import contextlib
 import copy
 import io
 import json
-import os
-import platform
-import subprocess
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 
+from machine import machine_facts
 from maskfleet.evaluation.coco_eval import evaluate_detections
 from maskfleet.evaluation.results import encode_window
 
@@ -50,7 +47,7 @@ def main() -> None:
         "images": len(truth["images"]),
         "objects": len(truth["annotations"]),
         "detections": len(results),
-        **machine(),
+        **machine_facts(),
     }
     print(json.dumps(record), flush=True)
     ours, record["maskfleet"] = timed(lambda: evaluate_detections(truth, results))
@@ -172,29 +169,6 @@ def outline(rng: np.random.Generator, box: list[float]) -> list[float]:
     radius = rng.uniform(0.85, 1.0, len(angle))
     points = np.stack([x + w / 2 * (1 + radius * np.cos(angle)), y + h / 2 * (1 + radius * np.sin(angle))], axis=1)
     return points.ravel().round(2).tolist()
-
-
-def machine() -> dict[str, Any]:
-    """Where and with what this ran."""
-    cpu = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in line
-        ),
-        platform.processor(),
-    )
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-    )
-    return {
-        "commit": commit.stdout.strip(),
-        "machine": {"cpu": cpu, "cores": os.cpu_count(), "load_before": round(os.getloadavg()[0], 1)},
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("numpy", "hotcoco", "pycocotools")},
-        },
-    }
 
 
 if __name__ == "__main__":

@@ -15,13 +15,9 @@ import argparse
 import contextlib
 import io
 import json
-import os
-import platform
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +27,7 @@ import torch
 from PIL import Image
 from pycocotools.coco import COCO
 
+from machine import machine_facts
 from maskfleet.config.run import RunConfig
 from maskfleet.data.build import build_train_loader
 from maskfleet.data.loader import TrainLoader
@@ -49,7 +46,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "shapes"
         make_shapes(root, num_train=options.images, num_val=1, height=HEIGHT, width=WIDTH, max_objects=15, workers=2)
-        record = machine() | {"set": described(root)}
+        record = machine_facts() | {"set": described(root)}
         record["cpu_ms_per_image"] = speeds = measured_speeds(root)
         record["images_per_cpu_s"] = {name: round(1000 / ms, 1) for name, ms in speeds.items()}
         record["ratio"] = {
@@ -164,20 +161,6 @@ def described(root: Path) -> dict[str, Any]:
         "width": WIDTH,
         "objects_per_image": round(len(tree["annotations"]) / len(tree["images"]), 2),
         "kib_per_file": round(sum(file.stat().st_size for file in files) / len(files) / 1024, 1),
-    }
-
-
-def machine() -> dict[str, Any]:
-    """Where and with what this ran."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), platform.processor())
-    git = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
-    names = ("numpy", "torch", "opencv-python-headless", "pillow", "pycocotools")
-    return {
-        "commit": commit,
-        "machine": {"cpu": cpu, "cores": os.cpu_count(), "load_before": round(os.getloadavg()[0], 1)},
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in names},
     }
 
 

@@ -15,13 +15,8 @@ import contextlib
 import io
 import json
 import multiprocessing
-import os
-import platform
-import subprocess
-import sys
 import tempfile
 import time
-from importlib.metadata import version
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -29,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from machine import machine_facts
 from maskfleet.data.checks import check_annotations
 from maskfleet.data.coco import SplitPaths
 from maskfleet.data.store import AnnotationStore, images_with_objects, open_store
@@ -56,7 +52,7 @@ def main() -> None:
             "annotations": options.annotations,
             "points": num_points,
             "json_mib": round(path.stat().st_size / MIB**2, 1),
-            **machine(),
+            **machine_facts(),
         }
         for name, measure in (
             ("build", measure_build),
@@ -236,20 +232,6 @@ def _kib(path: str, key: str) -> float:
     """A line such as `Rss:  1234 kB` of a file of the kernel, in MiB."""
     lines = [line for line in Path(path).read_text().splitlines() if line.startswith(key)]
     return round(int(lines[0].split()[1]) / MIB, 1)
-
-
-def machine() -> dict[str, Any]:
-    """The machine, the versions and the commit that the figures belong to."""
-    cpus = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    here = Path(__file__).parent
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
-    return {
-        "cpu": cpus[0].partition(":")[2].strip() if cpus else platform.machine(),
-        "cores": os.cpu_count(),
-        "python": sys.version.split()[0],
-        "versions": {name: version(name) for name in ("numpy", "pycocotools")},
-        "commit": commit.stdout.strip() or "unknown",
-    }
 
 
 if __name__ == "__main__":

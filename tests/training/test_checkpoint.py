@@ -12,7 +12,7 @@ import torch
 
 from maskfleet.errors import TrainingError
 from maskfleet.training import checkpoint
-from maskfleet.training.checkpoint import CheckpointStore, Snapshot, host_copies, read_checkpoint, write_checkpoint
+from maskfleet.training.checkpoint import CheckpointStore, HostCopies, Snapshot, read_checkpoint, write_checkpoint
 
 
 def snapshot(step: int) -> Snapshot:
@@ -118,11 +118,28 @@ def test_a_full_disk_is_an_error_with_a_remedy_and_spares_the_older_ones(
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_copies_do_not_follow_the_training(tmp_path: Path) -> None:
+def test_copies_do_not_follow_the_training() -> None:
     weight = torch.zeros(3)
-    copies = host_copies({"w": weight})
+    copies = HostCopies().of({"w": weight})
     weight.add_(1)
     assert copies["w"].tolist() == [0, 0, 0]
+
+
+def test_copies_use_their_room_again() -> None:
+    room = HostCopies()
+    first = room.of({"w": torch.zeros(3)})["w"].data_ptr()
+    assert room.of({"w": torch.ones(3)})["w"].data_ptr() == first
+    assert room.of({"w": torch.ones(4)})["w"].tolist() == [1, 1, 1, 1]
+
+
+def test_a_save_waits_for_the_one_before_it(tmp_path: Path) -> None:
+    target = store(tmp_path)
+    weight = torch.zeros(1_000_000)
+    for step in (1, 2, 3):
+        weight.fill_(step)
+        target.save(Snapshot(step, {"w": weight}, {}))
+    target.wait()
+    assert [float(read_checkpoint(target.path(step)).tensors["w"][-1]) for step in (1, 2, 3)] == [1, 2, 3]
 
 
 def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

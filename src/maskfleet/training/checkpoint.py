@@ -31,7 +31,7 @@ logger = logging.getLogger("maskfleet")
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything a run needs to go on: named tensors and plain numbers, detached from the training."""
+    """Everything a run needs to go on: named tensors and plain numbers."""
 
     step: int  # steps done
     tensors: dict[str, Tensor]
@@ -46,11 +46,20 @@ class CheckpointStore:
         self._keep_last = keep_last
         self._writer: threading.Thread | None = None
         self._failure: TrainingError | None = None
+        self._copies = HostCopies()
+
+    def reserve(self, tensors: dict[str, Tensor]) -> None:
+        """Make room for copies of such tensors now, so that the first `save` need not."""
+        self._copies.reserve(tensors)
 
     def save(self, snapshot: Snapshot, *, best: bool = False) -> None:
-        """Write `snapshot` in the background, after the one before it is done; `best` marks it as worth keeping."""
+        """Copy `snapshot` and write the copy in the background; `best` marks it as worth keeping.
+
+        The caller waits for the copy, and for the write before this one where that is not done yet.
+        """
         self.wait()
-        self._writer = threading.Thread(target=self._write, args=(snapshot, best), name="checkpoint-writer")
+        copied = Snapshot(snapshot.step, self._copies.of(snapshot.tensors), snapshot.numbers)
+        self._writer = threading.Thread(target=self._write, args=(copied, best), name="checkpoint-writer")
         self._writer.start()
 
     def wait(self) -> None:
@@ -159,24 +168,31 @@ def read_checkpoint(path: Path) -> Snapshot:
     return Snapshot(int(header["step"]), tensors, json.loads(header["numbers"]))
 
 
-def host_copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of `tensors` in host memory that the training can no longer change.
+class HostCopies:
+    """Copies of tensors in host memory that is kept from one time to the next: getting it costs more than filling it.
 
     From a GPU the copies run on the training's own stream into pinned memory, so the host waits only for their end.
     """
-    copies: dict[str, Tensor] = {}
-    on_gpu = False
-    for name, tensor in tensors.items():
-        source = tensor.detach()
-        if source.device.type == "cuda":
-            on_gpu = True
-            copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
-            copies[name] = copy.copy_(source, non_blocking=True)
-        else:
-            copies[name] = source.clone(memory_format=torch.contiguous_format)
-    if on_gpu:
-        torch.cuda.current_stream().synchronize()
-    return copies
+
+    def __init__(self) -> None:
+        self._room: dict[str, Tensor] = {}
+
+    def reserve(self, tensors: dict[str, Tensor]) -> None:
+        """Have room for `tensors`."""
+        for name, tensor in tensors.items():
+            room = self._room.get(name)
+            if room is None or room.shape != tensor.shape or room.dtype != tensor.dtype:
+                pinned = tensor.device.type == "cuda"
+                self._room[name] = torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+
+    def of(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of `tensors`, good until the next call."""
+        self.reserve(tensors)
+        for name, tensor in tensors.items():
+            self._room[name].copy_(tensor.detach(), non_blocking=True)
+        if any(tensor.device.type == "cuda" for tensor in tensors.values()):
+            torch.cuda.current_stream().synchronize()
+        return {name: self._room[name] for name in tensors}
 
 
 def _manifest(path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from maskfleet.batch import Batch
 from maskfleet.config.run import RunConfig
 from maskfleet.log import logger
 from maskfleet.training.checkpoint import CheckpointStore
+from maskfleet.training.compile import CompiledStepRunner
 from maskfleet.training.distributed import Ranks
 from maskfleet.training.metrics import Metrics
 from maskfleet.training.schedule import Schedule
@@ -34,7 +35,7 @@ class Run:
     device: torch.device
     ranks: Ranks
     parts: Parts
-    runner: StepRunner
+    runner: StepRunner | CompiledStepRunner
     schedule: Schedule
     metrics: Metrics
     checkpoints: CheckpointStore

@@ -21,6 +21,7 @@ from maskfleet.log import close_logging, logger, setup_logging
 from maskfleet.model.mask_rcnn import MaskRCNN, build_mask_rcnn
 from maskfleet.model.weights import load_weights, save_weights
 from maskfleet.training.checkpoint import CheckpointStore, Snapshot
+from maskfleet.training.compile import make_step_runner
 from maskfleet.training.distributed import Ranks, Worker, joined, worker_from_env
 from maskfleet.training.ema import Ema
 from maskfleet.training.loop import Run, fit
@@ -30,8 +31,7 @@ from maskfleet.training.precision import precision_for
 from maskfleet.training.preflight import broken_images, found_weights, open_sets, shared_categories
 from maskfleet.training.schedule import Schedule, schedule_for
 from maskfleet.training.showcase import REPORT_PICTURES, sample_pictures, write_run_report
-from maskfleet.training.state import Parts, Progress, restore, weights_of
-from maskfleet.training.step import StepRunner
+from maskfleet.training.state import Parts, Progress, restore, room_needed, weights_of
 from maskfleet.training.validate import Scores, Validator
 from maskfleet.training.view import View
 
@@ -92,14 +92,17 @@ def _train(config: RunConfig, run_dir: Path, ranks: Ranks, device: torch.device)
     precision = precision_for(config.train.precision, device)
     ema = Ema(model, config.train.ema_decay) if config.train.ema_decay is not None else None
     parts = Parts(model, build_optimizer(model, config.train), precision, ema, loader)
+    if worker.is_chief:
+        checkpoints.reserve(room_needed(parts))
     metrics = Metrics(run_dir, is_chief=worker.is_chief, mean_over_ranks=_mean_over(ranks, device))
     progress = _resumed(parts, snapshot, metrics, images_per_step, worker) if snapshot is not None else Progress()
     if snapshot is None:
         metrics.truncate_after(0)
-    runner = StepRunner(
+    runner = make_step_runner(
         model,
         parts.optimizer,
         precision=precision,
+        compile=device.type == "cuda" if config.train.compile == "auto" else config.train.compile,
         gradient_clip=config.train.gradient_clip,
         steps_per_update=schedule.steps_per_update,
         world_size=worker.world_size,

@@ -14,9 +14,9 @@ from maskfleet.config.run import RunConfig
 from maskfleet.data.loader import TrainLoader
 from maskfleet.errors import TrainingError
 from maskfleet.model.mask_rcnn import MaskRCNN
-from maskfleet.training.checkpoint import Snapshot, host_copies
+from maskfleet.training.checkpoint import Snapshot
 from maskfleet.training.ema import Ema
-from maskfleet.training.optim import load_momentum, momentum_state
+from maskfleet.training.optim import load_momentum, momentum_state, trainable
 from maskfleet.training.precision import Precision
 
 logger = logging.getLogger("maskfleet")
@@ -77,7 +77,13 @@ def snapshot_of(
         "categories": categories,
         "config": config.model_dump(mode="json"),
     }
-    return Snapshot(progress.step, host_copies(tensors), numbers)
+    return Snapshot(progress.step, tensors, numbers)
+
+
+def room_needed(parts: Parts) -> dict[str, Tensor]:
+    """Tensors shaped like those of a snapshot, before there is momentum."""
+    tensors = {f"model/{name}": tensor for name, tensor in parts.model.state_dict().items()}
+    return tensors | {f"momentum/{name}": parameter for name, parameter in trainable(parts.model).items()}
 
 
 def restore(parts: Parts, snapshot: Snapshot) -> Progress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 
 import torch
@@ -99,7 +100,8 @@ def _refuse_nonfinite(value: Tensor, terms: Scalars, batch: Batch) -> None:
     """Stop before the weights are spoilt."""
     if bool(torch.isfinite(value)):
         return
-    bad = ", ".join(f"{name} = {float(term.detach()):g}" for name, term in terms.items() if not bool(torch.isfinite(term)))
+    numbers = {name: float(term.detach()) for name, term in terms.items()}
+    bad = ", ".join(f"{name} = {number:g}" for name, number in numbers.items() if not math.isfinite(number))
     images = ", ".join(str(image) for image in batch.image_ids.tolist())
     raise TrainingError(
         f"the loss is not a finite number ({bad or 'the sum overflows'}) on images {images}; the weights are unchanged",
