@@ -13,6 +13,8 @@ from maskfleet.cli import data as data_command
 from maskfleet.cli import demo as demo_command
 from maskfleet.cli import doctor as doctor_command
 from maskfleet.cli import evaluate as evaluate_command
+from maskfleet.cli import jobs as jobs_command
+from maskfleet.cli import launch as launch_command
 from maskfleet.cli import predict as predict_command
 from maskfleet.cli import train as train_command
 from maskfleet.cli import weights as weights_command
@@ -31,6 +33,11 @@ app.command("train")(train_command.train)
 app.command("eval")(evaluate_command.evaluate)
 app.command("predict")(predict_command.predict)
 app.add_typer(data_command.app, name="data")
+app.command("launch")(launch_command.launch)
+app.command("status")(jobs_command.status)
+app.command("logs")(jobs_command.logs)
+app.command("explain")(jobs_command.explain)
+app.command("cancel")(jobs_command.cancel)
 app.add_typer(config_command.app, name="config")
 app.add_typer(weights_command.app, name="weights")
 app.command("doctor")(doctor_command.doctor)

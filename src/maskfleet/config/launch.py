@@ -18,6 +18,9 @@ class LocalLaunch(Config):
     gpus: NonNegativeInt | None = None
     """GPUs to use; None is all there are, 0 is the CPU."""
 
+    ranks: PositiveInt | None = None
+    """Processes to train with; None is one a GPU, or one on the CPU."""
+
     max_restarts: NonNegativeInt = 3
     """How often a run that died is started again from its last checkpoint."""
 
@@ -54,6 +57,12 @@ class SshLaunch(Config):
 
     environment: str | None = None
     """Python environment on the hosts to use; None makes one from this version's wheel."""
+
+    python: str = "python3"
+    """Python on the hosts from which a new environment is made; packages that it has, such as torch, are used."""
+
+    instance: str | None = None
+    """Instance type of the hosts; gives the ranks of hosts that do not say `slots=`."""
 
     rendezvous_port: int = Field(default=29400, ge=1024, le=65535)
     """Port on the first host where the ranks find each other."""

@@ -1,0 +1,67 @@
+"""`maskfleet status`, `logs`, `explain` and `cancel`: all need nothing but the handle."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from maskfleet.cli.console import out, print_raw
+from maskfleet.cli.options import JsonOption
+
+HandleArgument = Annotated[str, typer.Argument(help="What `maskfleet launch` printed.", show_default=False)]
+
+
+def status(handle: HandleArgument, as_json: JsonOption = False) -> None:
+    """Where a job stands: state, step, restarts, hosts and what happened to them."""
+    from maskfleet.launch.backend import backend_of
+    from maskfleet.launch.job import JobHandle, JobState
+
+    parsed = JobHandle.parse(handle)
+    found = backend_of(parsed).status(parsed)
+    if as_json:
+        print_raw(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
+    else:
+        step = f" at step {found.step}" if found.step is not None else ""
+        restarts = f", {found.restarts} restarts" if found.restarts else ""
+        detail = f": {found.detail}" if found.detail else ""
+        out.print(f"{found.state}{step}{restarts}{detail}", markup=False)
+        for host in found.hosts:
+            out.print(f"  {host.address}  {host.state}  {host.detail}".rstrip(), markup=False)
+        for event in found.events:
+            out.print(f"  {event}", markup=False)
+    raise typer.Exit(1 if found.state in (JobState.FAILED, JobState.LOST, JobState.UNKNOWN) else 0)
+
+
+def logs(
+    handle: HandleArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only the lines of this rank.", show_default=False)] = None,
+) -> None:
+    """What the ranks of a job said, from its beginning."""
+    from maskfleet.launch.backend import backend_of
+    from maskfleet.launch.job import JobHandle
+
+    parsed = JobHandle.parse(handle)
+    for line in backend_of(parsed).logs(parsed, follow=follow, rank=rank):
+        print_raw(line)
+
+
+def explain(handle: HandleArgument) -> None:
+    """Why a job failed or waits: the first failing rank, the cause in plain words, the next step."""
+    from maskfleet.launch.backend import backend_of
+    from maskfleet.launch.job import JobHandle
+
+    parsed = JobHandle.parse(handle)
+    out.print(backend_of(parsed).explain(parsed), markup=False)
+
+
+def cancel(handle: HandleArgument) -> None:
+    """Stop a job; it saves first. Cancelling twice, or what has ended, does no harm."""
+    from maskfleet.launch.backend import backend_of
+    from maskfleet.launch.job import JobHandle
+
+    parsed = JobHandle.parse(handle)
+    backend_of(parsed).cancel(parsed)
+    out.print("cancelled", markup=False)

@@ -1,0 +1,125 @@
+"""`maskfleet launch`: the same run on this machine, on hosts reached by SSH, on SageMaker or on EKS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from maskfleet.cli.console import err, print_raw
+from maskfleet.cli.options import ConfigOption, RecipeOption, SetOption
+
+if TYPE_CHECKING:
+    from maskfleet.launch.backend import Backend
+    from maskfleet.launch.job import AnyLaunch, JobHandle
+
+
+def launch(
+    on: Annotated[
+        str | None,
+        typer.Option("--on", help="local, ssh, sagemaker or eks. Default: the file's launch section, or local."),
+    ] = None,
+    recipe: RecipeOption = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job. Default: derived from the run.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Machines; with ssh, the first so many hosts.")] = None,
+    instance: Annotated[str | None, typer.Option(help="Instance type, which says how many GPUs a machine has.")] = None,
+    hosts: Annotated[
+        str | None, typer.Option(help="ssh: hosts with commas between, each with =SLOTS if you like.")
+    ] = None,
+    hosts_file: Annotated[Path | None, typer.Option(help="ssh: file with `host slots=8` lines.")] = None,
+    min_nodes: Annotated[int | None, typer.Option(min=1, help="ssh: go on while so many hosts are left.")] = None,
+    starter: Annotated[str | None, typer.Option("--with", help="ssh: torchrun or mpirun.")] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, help="local: processes to train with.")] = None,
+    max_restarts: Annotated[int | None, typer.Option(min=0, help="Restarts before a run counts as failed.")] = None,
+    launch_set: Annotated[
+        list[str] | None,
+        typer.Option("--launch-set", metavar="FIELD=VALUE", help="Change any other field of the launch section."),
+    ] = None,
+    accept_new: Annotated[bool, typer.Option("--accept-new", help="ssh: trust hosts never seen before.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print exactly what would be sent; send nothing.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return at once; the run goes on.")] = False,
+) -> None:
+    """Launch a run; prints a handle for status, logs, explain and cancel."""
+    from maskfleet.config.load import resolve
+    from maskfleet.launch.backend import backend_for
+    from maskfleet.launch.job import job_for
+    from maskfleet.launch.slots import slots_for
+
+    resolved = resolve(recipe_name=recipe, file=config, sets=list(set_ or []))
+    changes: dict[str, Any] = {
+        "nodes": nodes if on in ("sagemaker", "eks") else None,
+        "instance": instance,
+        "hosts": tuple(part.strip() for part in hosts.split(",")) if hosts else None,
+        "hosts_file": str(hosts_file) if hosts_file else None,
+        "min_nodes": min_nodes,
+        "starter": starter,
+        "ranks": ranks,
+        "max_restarts": max_restarts,
+        "accept_new_host_keys": True if accept_new else None,
+        "detach": True if detach else None,
+    }
+    target = launch_config(resolved.launch, on, {k: v for k, v in changes.items() if v is not None}, launch_set or [])
+    target, slots = slots_for(target, nodes=nodes)
+    backend = backend_for(target)
+    rendered = backend.render(job_for(resolved.config, target, slots=slots, name=name))
+    if dry_run:
+        print_raw(rendered.text())
+        return
+    handle = backend.submit(rendered)
+    print_raw(str(handle))
+    if not detach:
+        follow(backend, handle)
+
+
+def launch_config(base: AnyLaunch | None, on: str | None, changes: dict[str, Any], sets: list[str]) -> AnyLaunch:
+    """The launch section of the file, if it is for `on`, with the options of the command line."""
+    from pydantic import ValidationError
+
+    from maskfleet.config.launch import LAUNCH_ADAPTER
+    from maskfleet.config.yaml import parse_value
+    from maskfleet.errors import ConfigError
+
+    data: dict[str, Any] = base.model_dump(mode="python") if base is not None and on in (None, base.on) else {}
+    data["on"] = on or data.get("on", "local")
+    if "hosts" in changes or "hosts_file" in changes:
+        data |= {"hosts": (), "hosts_file": None}
+    data |= changes
+    if data["on"] != "local":
+        data.pop("detach", None)
+    for text in sets:
+        field, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--launch-set {text!r} has no value", remedy="write --launch-set FIELD=VALUE")
+        data[field.strip()] = parse_value(value, where=f"--launch-set {field}")
+    try:
+        return LAUNCH_ADAPTER.validate_python(data)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors(include_url=False)]
+        raise ConfigError(
+            f"launch on {data['on']}: " + "; ".join(problem.removeprefix(": ") for problem in problems),
+            remedy="`maskfleet launch --help` says which options belong to which place",
+        ) from None
+
+
+def follow(backend: Backend, handle: JobHandle) -> None:
+    """Show the run until it ends, and end as it did; Ctrl-C stops a local run and only lets go of a remote one."""
+    from maskfleet.launch.job import JobState
+
+    try:
+        for line in backend.logs(handle, follow=True):
+            print_raw(line)
+    except KeyboardInterrupt:
+        if handle.on == "local":
+            err.print("stopping; everything is saved first", markup=False)
+            backend.cancel(handle)
+            raise typer.Exit(130) from None
+        err.print(f"the run goes on; come back with: maskfleet logs -f {handle}", markup=False)
+        raise typer.Exit(0) from None
+    status = backend.status(handle)
+    if status.state is JobState.FAILED:
+        err.print(backend.explain(handle), markup=False)
+    if status.state is not JobState.DONE:
+        raise typer.Exit(status.exit_code or 1)

@@ -1,0 +1,116 @@
+"""Why a run failed: the first failing rank, its own words, one cause, one next step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from maskfleet.launch.causes import CAUSES, Cause
+from maskfleet.launch.job import JobState
+from maskfleet.launch.report import log_lines, status_of
+
+MAX_TRACE_LINES = 40
+_RANK = re.compile(r"^\[rank(\d+)\]: ?")
+_STARTS = re.compile(r"^Traceback \(most recent call last\)|^error: |^Fatal Python error")
+_NOTICED = re.compile(r"lost another rank|Connection (?:closed|reset) by peer|Broken pipe")
+_ECHOES = ("lost rank", "killed", "rendezvous")  # they say that something happened, but not why
+_TORCHRUN = re.compile(r"^(?:[EWI]\d{4} |traceback : |\s*File .*/torch/distributed/(?:run|launcher|elastic))")
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One cause with its evidence; `cause` is None where nothing known was found."""
+
+    cause: Cause | None
+    evidence: str
+    rank: int | None
+    trace: tuple[str, ...]
+
+    def render(self) -> str:
+        """As one screen for people."""
+        parts = []
+        if self.trace:
+            who = f"rank {self.rank}" if self.rank is not None else "the launcher"
+            parts.append(f"First to fail was {who}:\n" + "\n".join(f"    {line}" for line in self.trace))
+        if self.cause is None:
+            parts.append("cause: not known\n  → read the lines above, or all of them with `maskfleet logs HANDLE`")
+        else:
+            parts.append(f"cause: {self.cause.name}. {self.cause.meaning}\n  → {self.cause.next_step}")
+            parts.append(f"seen in: {self.evidence.strip()}")
+        return "\n\n".join(parts)
+
+
+def explain_lines(lines: Iterable[str]) -> Explanation:
+    """The cause that shows in the lines of all ranks, oldest first."""
+    lines = list(lines)
+    rank, trace = first_failure(lines)
+    texts = ("\n".join(trace), "\n".join(_RANK.sub("", line) for line in lines))
+    # The words of the first rank that failed weigh more than what the others said about it.
+    found = [cause for cause in map(_first_cause, texts) if cause is not None]
+    own_reasons = [one for one in found if one[0].name not in _ECHOES]
+    for cause, evidence in own_reasons or found:
+        return Explanation(cause, evidence, rank, trace)
+    return Explanation(None, "", rank, trace)
+
+
+def first_failure(lines: Sequence[str]) -> tuple[int | None, tuple[str, ...]]:
+    """(rank, traceback or error message) of the first rank that failed for a reason of its own."""
+    noticed: tuple[int | None, tuple[str, ...]] = (None, ())
+    for number, line in enumerate(lines):
+        match = _RANK.match(line)
+        own = line[match.end() :] if match else line
+        if not _STARTS.match(own) or (match is None and _TORCHRUN.match(own)):
+            continue
+        rank = int(match[1]) if match else None
+        block = _block(lines[number:], rank)
+        if match is None and any("torch.distributed.elastic.multiprocessing.errors" in text for text in block):
+            continue  # torchrun's summary of what the ranks said themselves
+        if not any(_NOTICED.search(text) for text in block):
+            return rank, block
+        noticed = noticed if noticed[1] else (rank, block)
+    return noticed
+
+
+def explain_job(run_dir: Path) -> str:
+    """What is to be said about the job in `run_dir`, whatever its state."""
+    status = status_of(run_dir)
+    match status.state:
+        case JobState.DONE:
+            return "The run is done; there is nothing to explain."
+        case JobState.CANCELLED:
+            return "The run was cancelled.\n  → launch it again to go on from its last checkpoint"
+        case JobState.RUNNING | JobState.PENDING:
+            lines = [f"The run is {status.state}{f' at step {status.step}' if status.step is not None else ''}."]
+            lines += [f"host {host.address}: {host.state} {host.detail}".rstrip() for host in status.hosts]
+            return "\n".join([*lines, *status.events[-5:]])
+        case _:
+            head = f"The run is {status.state}{f': {status.detail}' if status.detail else ''}."
+            return f"{head}\n\n{explain_lines(log_lines(run_dir)).render()}"
+
+
+def _block(lines: Sequence[str], rank: int | None) -> tuple[str, ...]:
+    """The lines of `rank` from a traceback's beginning to its last line."""
+    block: list[str] = []
+    for line in lines:
+        match = _RANK.match(line)
+        if (int(match[1]) if match else None) != rank:
+            continue
+        own = line[match.end() :] if match else line
+        block.append(own)
+        ends = len(block) > 1 and own and not own.startswith((" ", "Traceback", "The above", "During handling"))
+        if ends or (block[0].startswith("error: ") and len(block) > 1):
+            break
+    if len(block) > MAX_TRACE_LINES:
+        return (*block[:5], "…", *block[-(MAX_TRACE_LINES - 6) :])
+    return tuple(block)
+
+
+def _first_cause(text: str) -> tuple[Cause, str] | None:
+    for cause in CAUSES:
+        match = cause.pattern.search(text)
+        if match:
+            start, end = text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.end())
+            return cause, text[start : end if end >= 0 else len(text)]
+    return None

@@ -1,0 +1,155 @@
+"""What is launched, what would be sent, and what is known of it afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from maskfleet.config.launch import EksLaunch, LocalLaunch, SageMakerLaunch, SshLaunch
+from maskfleet.config.load import dump
+from maskfleet.config.run import RunConfig
+from maskfleet.errors import LaunchError
+
+AnyLaunch = LocalLaunch | SshLaunch | SageMakerLaunch | EksLaunch
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """One run on some machines; ranks follow from the slots of each node."""
+
+    name: str
+    run_yaml: str
+    slots: tuple[int, ...]  # ranks on each node
+    min_nodes: int
+    max_restarts: int
+
+    @property
+    def nodes(self) -> int:
+        return len(self.slots)
+
+    @property
+    def ranks(self) -> int:
+        return sum(self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """What a backend would send: files by name, and the commands or requests in order."""
+
+    name: str
+    files: Mapping[str, str]
+    commands: tuple[tuple[str, ...], ...]
+
+    def text(self) -> str:
+        """All of it, for people to read before it is sent: every byte of the files, and each command as a JSON list."""
+        parts = [f"# file {json.dumps(name)}\n{content}" for name, content in self.files.items()]
+        parts += [f"# command\n{json.dumps(list(command), ensure_ascii=False)}\n" for command in self.commands]
+        return "\n".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class JobHandle:
+    """Names a job for good: `local:///runs/a`, `ssh://host1,host2/fleet/runs/a`; needs no local state."""
+
+    on: str
+    place: str  # hosts, region or namespace; empty for this machine
+    path: str  # folder or name there
+
+    def __str__(self) -> str:
+        return f"{self.on}://{quote(self.place, safe='@,:[]')}/{quote(self.path.removeprefix('/'), safe='/')}"
+
+    @classmethod
+    def parse(cls, text: str) -> JobHandle:
+        """The handle that `str` gave."""
+        parts = urlsplit(text)
+        if parts.scheme not in ("local", "ssh", "sagemaker", "eks") or not parts.path.strip("/"):
+            raise LaunchError(
+                f"{text!r} is not a job's handle",
+                remedy="use what `maskfleet launch` printed, such as local:///home/me/runs/r50 or ssh://host1/fleet/runs/r50",
+            )
+        path = unquote(parts.path)
+        return cls(parts.scheme, unquote(parts.netloc), path if parts.scheme in ("local", "ssh") else path.strip("/"))
+
+
+class JobState(StrEnum):
+    """Where a job stands."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"  # it was running, and nothing of it answers any more
+    UNKNOWN = "unknown"  # nothing is known by this name
+
+    @property
+    def is_final(self) -> bool:
+        return self not in (JobState.PENDING, JobState.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class HostStatus:
+    """One machine of a job."""
+
+    address: str
+    state: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What is known of a job now."""
+
+    state: JobState
+    detail: str = ""
+    step: int | None = None
+    exit_code: int | None = None
+    restarts: int = 0
+    hosts: tuple[HostStatus, ...] = ()
+    events: tuple[str, ...] = field(default=())
+
+    def as_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> JobStatus:
+        """The status that `as_json` gave."""
+        hosts = tuple(HostStatus(**host) for host in data["hosts"])
+        return cls(**{**data, "state": JobState(data["state"]), "hosts": hosts, "events": tuple(data["events"])})
+
+
+def job_for(run: RunConfig, launch: AnyLaunch, *, slots: tuple[int, ...], name: str | None = None) -> JobSpec:
+    """The job of `run` on nodes with so many `slots` each; a name that nobody gave is derived from the run itself."""
+    text = dump(run)
+    if name is None:
+        name = f"run-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    if not _NAME.fullmatch(name):
+        raise LaunchError(
+            f"{name!r} cannot name a job",
+            remedy="use up to 63 lower-case letters, digits and dashes, such as --name r50-1x",
+        )
+    minimum, restarts = len(slots), 0
+    match launch:
+        case SshLaunch():
+            minimum, restarts = launch.min_nodes or len(slots), launch.max_restarts
+        case LocalLaunch():
+            restarts = launch.max_restarts
+        case EksLaunch():
+            restarts = launch.retries
+        case SageMakerLaunch():
+            pass
+    if minimum > len(slots):
+        raise LaunchError(
+            f"the run is to go on with at least {minimum} hosts, but it has only {len(slots)}",
+            remedy="lower --min-nodes or name more hosts",
+        )
+    return JobSpec(name, text, slots, minimum, restarts)

@@ -1,0 +1,181 @@
+"""The files by which the supervisors of a job, and whoever asks about it, know of each other.
+
+RUN_DIR/launch/job.json         what to run and where; written once
+RUN_DIR/launch/endpoint.json    which host keeps the rendezvous, and the how-manieth one it is
+RUN_DIR/launch/outcome.json     how the run ended; written once, by the first to know
+RUN_DIR/launch/cancel           somebody wants it to stop
+RUN_DIR/launch/host-0/          beat.json, events.jsonl, output.log and the ranks' own logs of the first host, and so on
+
+All hosts see one run directory: a run needs that for its checkpoints anyway. It also settles who may go on when hosts
+cannot reach each other: whoever cannot write here is out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from maskfleet.errors import LaunchError
+
+LAUNCH = "launch"
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine of a job and the ranks it runs."""
+
+    address: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the supervisors carry out: the content of job.json."""
+
+    name: str
+    starter: str  # torchrun or mpirun
+    hosts: tuple[Host, ...]
+    min_nodes: int
+    max_restarts: int
+    port: int
+    python: str
+    cwd: str
+    env: Mapping[str, str]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        data = json.loads(text)
+        return cls(**{**data, "hosts": tuple(Host(**host) for host in data["hosts"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A supervisor's sign of life."""
+
+    count: int
+    pid: int
+    state: str  # starting, running, waiting, done, failed, cancelled
+    generation: int
+    restarts: int
+    time: float
+
+
+class JobFolder:
+    """RUN_DIR/launch, read and written whole: nobody sees half a file."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.path = run_dir / LAUNCH
+
+    def host(self, index: int) -> Path:
+        return self.path / f"host-{index}"
+
+    def job(self) -> Job:
+        """What to run; a folder without a job is an error."""
+        try:
+            return Job.from_json((self.path / "job.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, TypeError) as error:
+            raise LaunchError(
+                f"there is no job in {self.run_dir}: {error}", remedy="check the handle; `maskfleet launch` prints it"
+            ) from error
+
+    def beat(self, index: int) -> Beat | None:
+        data = read_json(self.host(index) / "beat.json")
+        return Beat(**data) if data is not None else None
+
+    def write_beat(self, index: int, beat: Beat) -> None:
+        write_whole(self.host(index) / "beat.json", json.dumps(asdict(beat)))
+
+    def outcome(self) -> dict[str, Any] | None:
+        """`state` and `exit_code` of a run that ended."""
+        return read_json(self.path / "outcome.json")
+
+    def write_outcome(self, state: str, exit_code: int, why: str = "") -> None:
+        """The first outcome stands."""
+        draft = self.path / f"outcome.{os.getpid()}.part"
+        draft.write_text(json.dumps({"state": state, "exit_code": exit_code, "why": why, "time": time.time()}))
+        try:
+            os.link(draft, self.path / "outcome.json")
+        except FileExistsError:
+            return
+        finally:
+            draft.unlink()
+
+    def endpoint(self) -> tuple[int, int] | None:
+        """(generation, host) of the rendezvous."""
+        data = read_json(self.path / "endpoint.json")
+        return (int(data["generation"]), int(data["host"])) if data is not None else None
+
+    def write_endpoint(self, generation: int, host: int) -> None:
+        write_whole(self.path / "endpoint.json", json.dumps({"generation": generation, "host": host}))
+
+    def wants_cancel(self) -> bool:
+        return (self.path / "cancel").exists()
+
+    def ask_cancel(self) -> None:
+        (self.path / "cancel").touch()
+
+    def add_event(self, index: int, what: str) -> None:
+        line = json.dumps({"time": stamp(), "what": what}, ensure_ascii=False)
+        with (self.host(index) / "events.jsonl").open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+    def events(self) -> list[str]:
+        """What happened to the job, oldest first."""
+        lines = []
+        for file in self.path.glob("host-*/events.jsonl"):
+            for line in file.read_text(encoding="utf-8").splitlines():
+                event = json.loads(line)
+                lines.append(f"{event['time']} {event['what']}")
+        return sorted(lines)
+
+    def newest_checkpoint(self) -> int:
+        """Step of the newest finished checkpoint; 0 for none."""
+        steps = [int(path.stem.split("-")[1]) for path in (self.run_dir / "checkpoints").glob("step-*.json")]
+        return max(steps, default=0)
+
+    def last_step(self) -> int | None:
+        """The last step in metrics.jsonl."""
+        try:
+            with (self.run_dir / "metrics.jsonl").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
+                lines = file.read().splitlines()
+        except FileNotFoundError:
+            return None
+        for line in reversed(lines):
+            try:
+                return int(json.loads(line)["step"])
+            except (ValueError, KeyError, TypeError):
+                continue  # cut short by a kill, or by where the reading began
+        return None
+
+
+def stamp() -> str:
+    """Now, as every line of a job's log begins: sorting the lines of all hosts puts them in order."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in `path`; None if there is no such file."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    assert isinstance(data, dict)
+    return data
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Give `path` its content at once."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)

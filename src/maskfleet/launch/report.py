@@ -1,0 +1,172 @@
+"""What a job's folder tells, asked on a machine that sees it: status, logs, and the few things done to it there.
+
+On hosts it runs as `RUN_DIR/launch/remote status`, so that whoever asks needs to know nothing but the handle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from maskfleet.errors import MaskfleetError
+from maskfleet.launch.job import HostStatus, JobState, JobStatus
+from maskfleet.launch.jobdir import JobFolder
+from maskfleet.launch.processes import mark_of, sweep
+
+SILENT_S = 40.0  # between machines, whose clocks may differ a little
+POLL_S = 0.3
+_RANK = re.compile(r"^\S+ \[rank(\d+)\]: ?")
+
+
+def status_of(run_dir: Path, *, now: float | None = None) -> JobStatus:
+    """State of the job in `run_dir` as its files tell it."""
+    folder = JobFolder(run_dir)
+    if not (folder.path / "job.json").exists():
+        return JobStatus(JobState.UNKNOWN, f"there is no job in {run_dir}")
+    now = time.time() if now is None else now
+    job, outcome = folder.job(), folder.outcome()
+    hosts, restarts, alive = [], 0, 0
+    for index, host in enumerate(job.hosts):
+        beat = folder.beat(index)
+        if beat is None:
+            hosts.append(HostStatus(host.address, "not started"))
+            continue
+        silent = now - beat.time
+        is_alive = silent < SILENT_S
+        alive += is_alive
+        state = beat.state if is_alive or outcome is not None else "lost"
+        hosts.append(HostStatus(host.address, state, "" if is_alive else f"last sign of life {silent:.0f} s ago"))
+        restarts = max(restarts, _restarts(folder, index))
+    if outcome is not None:
+        state, detail, code = JobState(outcome["state"]), str(outcome["why"]), int(outcome["exit_code"])
+    elif alive:
+        out = len(job.hosts) - alive
+        state, code = JobState.RUNNING, None
+        detail = f"goes on with {alive} of {len(job.hosts)} hosts" if out else ""
+    elif any(folder.beat(index) is not None for index in range(len(job.hosts))):
+        state, detail, code = JobState.LOST, "no host of the job gives a sign of life; launch it again to go on", None
+    else:
+        state, detail, code = JobState.PENDING, "no host has begun yet", None
+    return JobStatus(state, detail, folder.last_step(), code, restarts, tuple(hosts), tuple(folder.events()))
+
+
+def _restarts(folder: JobFolder, index: int) -> int:
+    """How often the ranks of a host were started again, by the folders that torchrun makes for each attempt."""
+    generations = sorted(folder.host(index).glob("ranks-*"))
+    attempts = sum(len(list(generation.glob("*/attempt_*"))) or 1 for generation in generations)
+    return max(0, attempts - 1)
+
+
+def log_lines(
+    run_dir: Path, *, follow: bool = False, rank: int | None = None, after: str = "", stamped: bool = False
+) -> Iterator[str]:
+    """Lines of all hosts in the order of their stamps; with `follow`, until the job is over."""
+    folder = JobFolder(run_dir)
+    offsets: dict[Path, int] = {}
+    while True:
+        is_over = status_of(run_dir).state.is_final  # before reading: what is written until then is read
+        batch = [line for file in sorted(folder.path.glob("host-*/output.log")) for line in _new_lines(file, offsets)]
+        for line in sorted(batch, key=lambda text: text[:27]):
+            if line[:27] > after and _is_wanted(line, rank):
+                yield line if stamped else line[28:]
+        if not follow or is_over:
+            return
+        time.sleep(POLL_S)
+
+
+def _new_lines(file: Path, offsets: dict[Path, int]) -> list[str]:
+    with file.open("rb") as source:
+        source.seek(offsets.get(file, 0))
+        data = source.read()
+    whole = data.rfind(b"\n") + 1
+    offsets[file] = offsets.get(file, 0) + whole
+    return data[:whole].decode("utf-8", "replace").splitlines()
+
+
+def _is_wanted(line: str, rank: int | None) -> bool:
+    if rank is None:
+        return True
+    match = _RANK.match(line)
+    return match is not None and int(match[1]) == rank
+
+
+def start(run_dir: Path, index: int) -> None:
+    """Start the supervisor of host `index` in a session of its own; where there is one already, nothing happens."""
+    folder = JobFolder(run_dir)
+    folder.host(index).mkdir(parents=True, exist_ok=True)
+    with (folder.host(index) / "supervisor.log").open("ab") as log:
+        subprocess.Popen(
+            [sys.executable, "-m", "maskfleet.launch.supervisor", str(run_dir), str(index)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def stop(run_dir: Path, index: int, *, patience_s: float = 90) -> list[int]:
+    """Wait until host `index` has stopped after a wish to cancel, then kill what is left; the answer withstood."""
+    import fcntl
+
+    own = JobFolder(run_dir).host(index)
+    own.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + patience_s
+    with (own / "lock").open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.1)
+        return sweep(mark_of(run_dir, index))
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="remote")
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("what", choices=("status", "logs", "explain", "start", "cancel", "stop"))
+    parser.add_argument("index", type=int, nargs="?", default=0)
+    parser.add_argument("--follow", action="store_true")
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--after", default="")
+    asked = parser.parse_args(arguments)
+    try:
+        return _answer(asked)
+    except MaskfleetError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+def _answer(asked: argparse.Namespace) -> int:
+    match asked.what:
+        case "status":
+            print(json.dumps(status_of(asked.run_dir).as_json()))
+        case "logs":
+            for line in log_lines(asked.run_dir, follow=asked.follow, rank=asked.rank, after=asked.after, stamped=True):
+                print(line, flush=True)
+        case "explain":
+            from maskfleet.launch.explain import explain_job
+
+            print(explain_job(asked.run_dir))
+        case "start":
+            start(asked.run_dir, asked.index)
+        case "cancel":
+            JobFolder(asked.run_dir).ask_cancel()
+        case "stop":
+            left = stop(asked.run_dir, asked.index)
+            if left:
+                print(f"processes {left} cannot be killed", file=sys.stderr)
+                return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
