@@ -5,15 +5,18 @@
 Images of 800 x 1333 on a canvas of 800 x 1344, 8 objects each; bf16; the whole step with the optimizer. Weights are
 random, so `foreground_iou` is lowered until the 128 foreground and 384 background slots of an image are all taken, as
 they are not always in real training: the heads work in full. The time of a step is the median of CUDA events between
-steps, each on another batch. Results are appended to FILE, one record a run. `--compile-only` fills the compile cache.
+steps, each on another batch. Results are appended to FILE, one record a run. Runs that share a `--turn` file compile
+side by side and measure one at a time, from the choice of cuDNN's algorithms on.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import itertools
 import json
 import logging
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -30,6 +33,7 @@ from maskfleet.config.model import R101_BLOCKS, ModelConfig  # noqa: E402
 from maskfleet.config.run import TrainConfig  # noqa: E402
 from maskfleet.evaluation.recorded import RecordedDetector  # noqa: E402
 from maskfleet.model.mask_rcnn import MaskRCNN, build_mask_rcnn  # noqa: E402
+from maskfleet.training.buffers import Capacity, empty_batch, fill  # noqa: E402
 from maskfleet.training.compile import CompiledStepRunner  # noqa: E402
 from maskfleet.training.optim import build_optimizer  # noqa: E402
 from maskfleet.training.precision import precision_for  # noqa: E402
@@ -56,12 +60,9 @@ def main() -> None:
     measure = {"train": train, "detect": detect}[options.what]
     record = {"what": options.what, "model": options.model, "batch": options.batch}
     record |= measure(config, options)
-    if options.peer == "torchvision" and not options.compile_only:
-        record["peer"] = torchvision_train(options.batch)
-        record["times_peer"] = round(record["images_per_s"] / record["peer"]["images_per_s"], 2)
     record |= machine_facts()
-    print(json.dumps(record, indent=1))
-    if options.out is not None and not options.compile_only:
+    print(json.dumps(record), flush=True)
+    if options.out is not None:
         with options.out.open("a") as file:
             file.write(json.dumps(record) + "\n")
 
@@ -79,11 +80,15 @@ def train(config: ModelConfig, options: argparse.Namespace) -> dict[str, Any]:
         steps_per_update=1,
         world_size=1,
     )
+    if options.turn is not None:
+        torch.backends.cudnn.benchmark = False
+        runner._learn(_placed(batches[0]))
+        runner._update.drop_gradients()
+        torch.backends.cudnn.benchmark = True
+    waited_s = _wait_for_turn(options.turn)
     losses, metrics = runner.step(batches[0], lr=0.0, update=True, with_metrics=True)
     compiled = {name: value.item() for name, value in losses.items()}
-    start_s = time.time() - STARTED_AT
-    if options.compile_only:
-        return {"start_to_first_step_s": round(start_s, 1)}
+    start_s = time.time() - STARTED_AT - waited_s
     assert runner._eager is None, "compiling failed"
     step_ms = median_ms(lambda batch: runner.step(batch, lr=1e-5, update=True, with_metrics=False), batches)
     result = {
@@ -95,6 +100,9 @@ def train(config: ModelConfig, options: argparse.Namespace) -> dict[str, Any]:
         "losses": {name: round(value, 4) for name, value in compiled.items()},
     }
     result |= _bound(config, options.batch, result["images_per_s"])
+    if options.peer == "torchvision":
+        result["peer"] = torchvision_train(options.batch)
+        result["times_peer"] = round(result["images_per_s"] / result["peer"]["images_per_s"], 2)
     if options.profile is not None:
         _write_profile(lambda: runner.step(batches[0], lr=1e-5, update=True, with_metrics=False), options.profile)
     return result
@@ -109,11 +117,14 @@ def detect(config: ModelConfig, options: argparse.Namespace) -> dict[str, Any]:
     torch.backends.cudnn.benchmark = True
     batches = [synthetic_batch(options.batch, seed=seed).to(device) for seed in range(3)]
     detector = RecordedDetector(model, dtype=torch.bfloat16)
+    if options.turn is not None:
+        torch.backends.cudnn.benchmark = False
+        detector._detected(batches[0].images)
+        torch.backends.cudnn.benchmark = True
+    waited_s = _wait_for_turn(options.turn)
     found = detector(batches[0].images)
     count = found.valid.sum(dim=1).float().mean().item()
-    start_s = time.time() - STARTED_AT
-    if options.compile_only:
-        return {"start_to_first_step_s": round(start_s, 1)}
+    start_s = time.time() - STARTED_AT - waited_s
     step_ms = median_ms(lambda batch: detector(batch.images), batches)
     result = {
         "images_per_s": round(1000 * options.batch / step_ms, 1),
@@ -168,6 +179,23 @@ def median_ms(step: Callable[[Batch], object], batches: list[Batch], *, steps: i
     return statistics.median(before.elapsed_time(after) for before, after in itertools.pairwise(events))
 
 
+def _placed(batch: Batch) -> Batch:
+    """`batch` in places of the size that the runner will use, so that one compilation serves both."""
+    places = empty_batch(batch, Capacity())
+    fill(places, batch)
+    return places
+
+
+def _wait_for_turn(path: Path | None) -> float:
+    """Hold the lock on `path` until this process ends; the seconds it took to get it."""
+    if path is None:
+        return 0.0
+    torch.cuda.synchronize()
+    started_at = time.time()
+    fcntl.flock(os.open(path, os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX)
+    return time.time() - started_at
+
+
 def _bound(config: ModelConfig, batch: int, speed: float) -> dict[str, Any]:
     gpu = KNOWN.get(torch.cuda.get_device_name())
     if gpu is None:
@@ -199,7 +227,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", choices=tuple(MODELS), default="r50_fpn_mask")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--peer", choices=("torchvision", "none"), default="none")
-    parser.add_argument("--compile-only", action="store_true")
+    parser.add_argument("--turn", type=Path, default=None)
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--profile", type=Path, default=None)
     return parser.parse_args()
