@@ -48,10 +48,13 @@ class Rendered:
     name: str
     files: Mapping[str, str]
     commands: tuple[tuple[str, ...], ...]
+    blobs: Mapping[str, bytes] = field(default_factory=dict)  # files that are not text
 
     def text(self) -> str:
         """All of it, for people to read before it is sent: every byte of the files, and each command as a JSON list."""
         parts = [f"# file {json.dumps(name)}\n{content}" for name, content in self.files.items()]
+        for name, blob in self.blobs.items():
+            parts.append(f"# file {json.dumps(name)}\n# {len(blob)} bytes, sha256 {hashlib.sha256(blob).hexdigest()}\n")
         parts += [f"# command\n{json.dumps(list(command), ensure_ascii=False)}\n" for command in self.commands]
         return "\n".join(parts)
 

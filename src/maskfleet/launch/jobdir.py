@@ -44,8 +44,7 @@ class Job:
     min_nodes: int
     max_restarts: int
     port: int
-    python: str
-    cwd: str
+    cwd: str  # a leading ~ is the home folder
     env: Mapping[str, str]
 
     def to_json(self) -> str:
@@ -67,6 +66,16 @@ class Beat:
     generation: int
     restarts: int
     time: float
+    address: str  # as the other hosts reach it
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the ranks meet."""
+
+    generation: int
+    host: int
+    address: str  # as the other hosts reach it, which is not always as the launching side does
 
 
 class JobFolder:
@@ -110,13 +119,12 @@ class JobFolder:
         finally:
             draft.unlink()
 
-    def endpoint(self) -> tuple[int, int] | None:
-        """(generation, host) of the rendezvous."""
+    def endpoint(self) -> Endpoint | None:
         data = read_json(self.path / "endpoint.json")
-        return (int(data["generation"]), int(data["host"])) if data is not None else None
+        return Endpoint(**data) if data is not None else None
 
-    def write_endpoint(self, generation: int, host: int) -> None:
-        write_whole(self.path / "endpoint.json", json.dumps({"generation": generation, "host": host}))
+    def write_endpoint(self, endpoint: Endpoint) -> None:
+        write_whole(self.path / "endpoint.json", json.dumps(asdict(endpoint)))
 
     def wants_cancel(self) -> bool:
         return (self.path / "cancel").exists()

@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from maskfleet.config.launch import LocalLaunch
-from maskfleet.config.load import RUN_FILE, load, write_run_file
+from maskfleet.config.load import RUN_FILE
 from maskfleet.errors import LaunchError
 from maskfleet.launch.explain import explain_job
 from maskfleet.launch.job import JobHandle, JobSpec, JobState, JobStatus, Rendered
-from maskfleet.launch.jobdir import LAUNCH, Host, Job, JobFolder, write_whole
+from maskfleet.launch.jobdir import Host, Job, JobFolder
+from maskfleet.launch.placing import JOB_FILE, place, refuse_running
 from maskfleet.launch.report import log_lines, status_of, stop
 from maskfleet.launch.shell import Shell
-
-JOB_FILE = f"{LAUNCH}/job.json"
 
 
 class LocalBackend:
@@ -36,7 +35,6 @@ class LocalBackend:
             min_nodes=1,
             max_restarts=job.max_restarts,
             port=0,
-            python=sys.executable,
             cwd=str(self._cwd),
             env={},
         )
@@ -45,12 +43,9 @@ class LocalBackend:
 
     def submit(self, rendered: Rendered) -> JobHandle:
         run_dir = self._runs / rendered.name
-        if status_of(run_dir).state in (JobState.RUNNING, JobState.PENDING):
-            raise LaunchError(
-                f"{run_dir} is running already", remedy="follow it with `maskfleet logs`, or choose another --name"
-            )
+        refuse_running(run_dir)
         try:
-            place(run_dir, rendered)
+            place(run_dir, rendered.files)
             log = JobFolder(run_dir).host(0) / "supervisor.log"
             log.parent.mkdir(exist_ok=True)
             self._run.detach(rendered.commands[0], cwd=self._cwd, log=log, env=os.environ)
@@ -72,34 +67,11 @@ class LocalBackend:
             return
         JobFolder(run_dir).ask_cancel()
         left = stop(run_dir, 0)
-        JobFolder(run_dir).write_outcome("cancelled", 143)
         if left:
             raise LaunchError(f"processes {left} cannot be killed", remedy="they hang in the kernel: look at the disk")
 
     def explain(self, handle: JobHandle) -> str:
         return explain_job(_known(handle))
-
-
-def place(run_dir: Path, rendered: Rendered) -> None:
-    """Put the files of a job into its run directory; where the same run is there already, how it ended is forgotten."""
-    run_file = run_dir / RUN_FILE
-    run_dir.mkdir(parents=True, exist_ok=True)
-    for name, content in rendered.files.items():
-        if name == RUN_FILE and run_file.exists():
-            draft = run_dir / f"{RUN_FILE}.new"
-            draft.write_text(content, encoding="utf-8")
-            try:
-                write_run_file(run_dir, load(draft))
-            finally:
-                draft.unlink()
-            continue
-        path = run_dir / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content)
-    for stale in ("outcome.json", "cancel", "endpoint.json"):
-        (run_dir / LAUNCH / stale).unlink(missing_ok=True)
-    for beat in (run_dir / LAUNCH).glob("host-*/beat.json"):
-        beat.unlink()
 
 
 def _known(handle: JobHandle) -> Path:

@@ -6,6 +6,7 @@ mpirun hands every host the same environment, but mark and interface differ betw
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -22,8 +23,6 @@ def own_index(job: Job) -> int:
 
 
 def _resolved(name: str) -> str:
-    import socket
-
     try:
         return str(socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0][4][0])
     except OSError:
@@ -34,7 +33,7 @@ def main() -> None:
     run_dir = Path(sys.argv[1])
     job = JobFolder(run_dir).job()
     env = environment(job, run_dir, own_index(job), os.environ)
-    os.execve(job.python, [job.python, *train_command(job, run_dir)], env)
+    os.execve(sys.executable, [sys.executable, *train_command(run_dir)], env)
 
 
 if __name__ == "__main__":

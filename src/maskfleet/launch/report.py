@@ -126,13 +126,15 @@ def stop(run_dir: Path, index: int, *, patience_s: float = 90) -> list[int]:
                 if time.monotonic() > deadline:
                     break
                 time.sleep(0.1)
-        return sweep(mark_of(run_dir, index))
+        left = sweep(mark_of(run_dir, index))
+    JobFolder(run_dir).write_outcome("cancelled", 143)
+    return left
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="remote")
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("what", choices=("status", "logs", "explain", "start", "cancel", "stop"))
+    parser.add_argument("what", choices=("status", "logs", "explain", "place", "start", "cancel", "stop"))
     parser.add_argument("index", type=int, nargs="?", default=0)
     parser.add_argument("--follow", action="store_true")
     parser.add_argument("--rank", type=int)
@@ -142,7 +144,7 @@ def main(arguments: list[str]) -> int:
         return _answer(asked)
     except MaskfleetError as error:
         print(error, file=sys.stderr)
-        return error.exit_code
+        return 3  # not 2: so shells say that there is no such script, and so no such job
 
 
 def _answer(asked: argparse.Namespace) -> int:
@@ -156,6 +158,10 @@ def _answer(asked: argparse.Namespace) -> int:
             from maskfleet.launch.explain import explain_job
 
             print(explain_job(asked.run_dir))
+        case "place":
+            from maskfleet.launch.placing import place_incoming
+
+            place_incoming(asked.run_dir)
         case "start":
             start(asked.run_dir, asked.index)
         case "cancel":

@@ -78,5 +78,15 @@ class RecordingShell:
 
 
 def remote_line(argv: Sequence[str]) -> str:
-    """`argv` as the one line that a remote login shell reads back to the same list: SSH knows no lists."""
-    return shlex.join(argv)
+    """`argv` as the one line that a remote login shell reads back to the same list: SSH knows no lists.
+
+    Only a leading `~/` is left for that shell to expand.
+    """
+    return " ".join(quoted(argument) for argument in argv)
+
+
+def quoted(argument: str) -> str:
+    """`argument` for a POSIX shell, with a leading `~/` left for it to expand."""
+    if argument.startswith("~/") and len(argument) > 2:
+        return f"~/{shlex.quote(argument[2:])}"
+    return shlex.quote(argument)

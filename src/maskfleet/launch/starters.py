@@ -6,13 +6,15 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from maskfleet.launch.jobdir import Host, Job
+from maskfleet.launch.jobdir import Endpoint, Host, Job
 from maskfleet.launch.processes import MARK, mark_of
 
 PORTS = 16  # a new rendezvous takes the next of so many ports: the one before may still linger on its own
+JOIN_S = 600  # that long the hosts that are left wait for enough others
 SAVE_S = 60  # that long a rank may take to save after SIGTERM
 _SIOCGIFADDR = 0x8915
 
@@ -29,39 +31,36 @@ def environment(job: Job, run_dir: Path, index: int, base: Mapping[str, str]) ->
     return env
 
 
-def train_command(job: Job, run_dir: Path) -> list[str]:
+def train_command(run_dir: Path) -> list[str]:
     """What every rank is."""
     return ["-m", "maskfleet", "train", str(run_dir)]
 
 
-def torchrun(
-    job: Job, run_dir: Path, logs: Path, *, index: int, generation: int, endpoint: int, restarts: int
-) -> list[str]:
-    """torchrun for host `index`, which meets the others at host `endpoint`."""
-    argv = [job.python, "-m", "torch.distributed.run", f"--nproc-per-node={job.hosts[index].slots}"]
-    argv += [f"--max-restarts={restarts}", f"--log-dir={logs}", "--tee=3", f"--shutdown-timeout={SAVE_S}"]
+def torchrun(job: Job, run_dir: Path, logs: Path, *, index: int, endpoint: Endpoint) -> list[str]:
+    """torchrun for host `index`, which meets the others at `endpoint`."""
+    argv = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={job.hosts[index].slots}"]
+    argv += [f"--max-restarts={job.max_restarts}", f"--log-dir={logs}", "--tee=3", f"--shutdown-timeout={SAVE_S}"]
     if len(job.hosts) == 1:
         argv.append("--standalone")
     else:
-        address = bare_address(job.hosts[endpoint].address)
-        is_host = "true" if index == endpoint else "false"
+        is_host = "true" if index == endpoint.host else "false"
         argv += [
             f"--nnodes={job.min_nodes}:{len(job.hosts)}",
             "--rdzv-backend=c10d",
-            f"--rdzv-id={job.name}-{generation}",
-            f"--rdzv-endpoint={bracketed(address)}:{port_of(job, generation)}",
-            f"--rdzv-conf=is_host={is_host},join_timeout=600,last_call_timeout=10,read_timeout=30",
+            f"--rdzv-id={job.name}-{endpoint.generation}",
+            f"--rdzv-endpoint={bracketed(endpoint.address)}:{port_of(job, endpoint.generation)}",
+            f"--rdzv-conf=is_host={is_host},join_timeout={JOIN_S},last_call_timeout=10,read_timeout=30",
             f"--local-addr={local_address(job, index)}",
         ]
-    return [*argv, *train_command(job, run_dir)]
+    return [*argv, *train_command(run_dir)]
 
 
-def mpirun(job: Job, run_dir: Path, logs: Path, *, hosts: Sequence[int], generation: int) -> list[str]:
-    """Open MPI's mpirun over `hosts`, from the first of them."""
+def mpirun(job: Job, run_dir: Path, logs: Path, *, hosts: Mapping[int, str], generation: int) -> list[str]:
+    """Open MPI's mpirun over `hosts`, index to address, from the first of them."""
     hostfile = logs / "hostfile"
-    hostfile.write_text("".join(f"{bare_address(job.hosts[i].address)} slots={job.hosts[i].slots}\n" for i in hosts))
-    slots = sum(job.hosts[i].slots for i in hosts)
-    first = bare_address(job.hosts[hosts[0]].address)
+    hostfile.write_text("".join(f"{address} slots={job.hosts[index].slots}\n" for index, address in hosts.items()))
+    slots = sum(job.hosts[index].slots for index in hosts)
+    first = next(iter(hosts.values()))
     passed = ["PATH", "PYTHONUNBUFFERED", *sorted(job.env)]
     argv = ["mpirun", "--hostfile", str(hostfile), "-np", str(slots), "--bind-to", "none", "--map-by", "slot"]
     argv += ["--tag-output", "--output-filename", str(logs), "--mca", "plm_rsh_no_tree_spawn", "1"]
@@ -70,7 +69,7 @@ def mpirun(job: Job, run_dir: Path, logs: Path, *, hosts: Sequence[int], generat
     argv += ["-x", f"MASTER_ADDR={first}", "-x", f"MASTER_PORT={port_of(job, generation)}"]
     for name in passed:
         argv += ["-x", name]
-    return [*argv, job.python, "-m", "maskfleet.launch.rank", str(run_dir)]
+    return [*argv, sys.executable, "-m", "maskfleet.launch.rank", str(run_dir)]
 
 
 def port_of(job: Job, generation: int) -> int:

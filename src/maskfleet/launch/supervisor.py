@@ -18,14 +18,15 @@ from pathlib import Path
 from types import FrameType
 
 from maskfleet.launch.child import Child, write_line
-from maskfleet.launch.jobdir import Beat, Job, JobFolder
+from maskfleet.launch.jobdir import Beat, Endpoint, Job, JobFolder
 from maskfleet.launch.peers import BEAT_S, LOST_S, Peers
 from maskfleet.launch.processes import age_s, end, mark_of, marked, ranks_of, sweep
 from maskfleet.launch.shell import remote_line
-from maskfleet.launch.starters import SAVE_S, environment, mpirun, torchrun
+from maskfleet.launch.starters import JOIN_S, SAVE_S, environment, local_address, mpirun, torchrun
 
 TICK_S = 0.5
 RETRY_S = 10.0  # between attempts to reach a lost host
+BROKEN_S = 10.0  # that long ranks may take to end when they have nothing to save
 REJOIN_S = 30.0  # that long a follower waits for the leader's word before it joins again
 
 
@@ -46,7 +47,8 @@ class Supervisor:
         self.changed_members = False  # whether hosts were lost or came back in this generation
         self.leaves = False  # whether this host is about to go down, and the run with it or without it
         self._calls: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
-        self._mpi_hosts: list[int] = []
+        self._mpi_hosts: dict[int, str] = {}  # what the running mpirun spans
+        self.address = local_address(self.job, index)
 
     def run(self) -> int:
         """Until the run ends; the answer is its exit code."""
@@ -72,6 +74,8 @@ class Supervisor:
         """Run the ranks; the answer is the starter's exit code, or None when the next generation is due."""
         if self.job.starter == "mpirun" and not self._leads():
             return self._serve()
+        if self.job.starter == "mpirun" and not self._enough_hosts():
+            return None if self._is_over() else 1
         self.state = "running"
         child = self._start()
         while True:
@@ -81,60 +85,71 @@ class Supervisor:
                 return code
             if self._is_over():
                 if self.folder.wants_cancel() or self.leaves:
-                    child.stop(SAVE_S + 10)
+                    child.stop(SAVE_S + BROKEN_S)
                 else:  # another host is done already: this one is about to be
                     self._wait(lambda: child.exit_code() is not None, 30)
                     child.stop(5)
                 return None
-            if self._look():
-                child.stop(5 if self._endpoint_lost() else SAVE_S + 10)
+            patience_s = self._look()
+            if patience_s is not None:
+                child.stop(patience_s)
                 return None
             time.sleep(TICK_S)
+
+    def _enough_hosts(self) -> bool:
+        """Wait for hosts that have still to begin, and for a lost one if too few are left, as torchrun does itself."""
+
+        def complete() -> bool:
+            self._note_members()
+            self._call_lost_hosts()
+            return self._is_over() or len(self._reachable()) == len(self.peers.alive())
+
+        def enough() -> bool:
+            return complete() and (self._is_over() or len(self._reachable()) >= self.job.min_nodes)
+
+        return self._wait(enough, JOIN_S) and not self._is_over()
 
     def _start(self) -> Child:
         logs = self.own / f"ranks-{self.generation}"
         logs.mkdir(parents=True, exist_ok=True)
-        run_dir, endpoint = self.folder.run_dir, self._endpoint_host()
+        run_dir, endpoint = self.folder.run_dir, self.folder.endpoint()
+        assert endpoint is not None
         env = environment(self.job, run_dir, self.index, os.environ)
         if self.job.starter == "mpirun":
             if os.getuid() == 0:
                 env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-            self._mpi_hosts = [self.index, *(host for host in self.peers.alive() if host != self.index)]
+            self._mpi_hosts = self._reachable()
             argv = mpirun(self.job, run_dir, logs, hosts=self._mpi_hosts, generation=self.generation)
         else:
-            argv = torchrun(
-                self.job,
-                run_dir,
-                logs,
-                index=self.index,
-                generation=self.generation,
-                endpoint=endpoint,
-                restarts=self.job.max_restarts,
-            )
-        return Child(argv, cwd=Path(self.job.cwd), env=env, output=self.output, mark=self.mark)
+            argv = torchrun(self.job, run_dir, logs, index=self.index, endpoint=endpoint)
+        return Child(argv, cwd=Path(self.job.cwd).expanduser(), env=env, output=self.output, mark=self.mark)
 
-    def _look(self) -> bool:
-        """Act on hosts that were lost or came back; whether the ranks must be started anew."""
+    def _look(self) -> float | None:
+        """Act on hosts that were lost or came back; seconds to let the ranks end, if they must be started anew."""
+        lost = self._note_members()
+        if self._leads():
+            self._call_lost_hosts()
+        known = self.folder.endpoint()
+        if self._endpoint_lost() or (known is not None and known.generation != self.generation):
+            return BROKEN_S
+        if self.job.starter == "mpirun":
+            missing = any(host in self._mpi_hosts for host in lost)
+            if missing or any(host not in self._mpi_hosts for host in self._reachable()):
+                self.folder.write_endpoint(Endpoint(self.generation + 1, self.index, self.address))
+                return BROKEN_S if missing else SAVE_S + BROKEN_S
+        elif lost:
+            self._wake_ranks(max(self.peers.silent_s(host) for host in lost))
+        return None
+
+    def _note_members(self) -> list[int]:
+        """Say which hosts were lost or came back; the answer is who was lost."""
         lost, back = self.peers.look()
         for host in lost:
             self._say(f"host {host} ({self.job.hosts[host].address}) is lost: no sign of life for {LOST_S:.0f} s")
         for host in back:
             self._say(f"host {host} ({self.job.hosts[host].address}) is back")
         self.changed_members |= bool(lost or back)
-        if self._leads():
-            self._call_lost_hosts()
-        known = self.folder.endpoint()
-        if self._endpoint_lost() or (known is not None and known[0] != self.generation):
-            return True
-        if self.job.starter == "mpirun":
-            missing = any(host in self._mpi_hosts for host in lost)
-            joinable = any(host not in self._mpi_hosts for host in self.peers.alive())
-            if missing or joinable:
-                self.folder.write_endpoint(self.generation + 1, self.index)
-                return True
-        elif lost:
-            self._wake_ranks(max(self.peers.silent_s(host) for host in lost))
-        return False
+        return lost
 
     def _wake_ranks(self, silent_s: float) -> None:
         """Kill ranks that began before a host fell silent: they may wait for it for ever, and torchrun would too."""
@@ -149,7 +164,7 @@ class Supervisor:
         while not self._is_over():
             self.peers.look()
             known = self.folder.endpoint()
-            if self._endpoint_lost() or (known is not None and known[0] != self.generation):
+            if self._endpoint_lost() or (known is not None and known.generation != self.generation):
                 sweep(self.mark)
                 return None
             time.sleep(TICK_S)
@@ -162,7 +177,9 @@ class Supervisor:
         if not self._leads():
             self._await_leader(code)
             return
-        self._wait(lambda: self._saw_loss() or self._is_over(), LOST_S + 2 * BEAT_S if len(self.job.hosts) > 1 else 0)
+        self._wait(
+            lambda: bool(self._note_members()) or self._is_over(), LOST_S + 2 * BEAT_S if len(self.job.hosts) > 1 else 0
+        )
         if self._is_over():
             return
         worth = self.job.starter == "mpirun" or self.changed_members or code >= 128
@@ -173,7 +190,7 @@ class Supervisor:
         self.restarts += 1
         self.changed_members = False
         self._say(f"starting again from the last checkpoint, restart {self.restarts} of {self.job.max_restarts}")
-        self.folder.write_endpoint(self.generation + 1, self.index)
+        self.folder.write_endpoint(Endpoint(self.generation + 1, self.index, self.address))
 
     def _await_leader(self, code: int) -> None:
         """Until the leader decides; joining again by oneself costs a restart."""
@@ -182,7 +199,7 @@ class Supervisor:
         def decided() -> bool:
             known = self.folder.endpoint()
             self.peers.look()
-            return self._is_over() or self._endpoint_lost() or (known is not None and known[0] != generation)
+            return self._is_over() or self._endpoint_lost() or (known is not None and known.generation != generation)
 
         if self._wait(decided, REJOIN_S):
             return
@@ -200,15 +217,15 @@ class Supervisor:
         while not self._is_over():
             self.peers.look()
             known = self.folder.endpoint()
-            if known is not None and (known[1] == self.index or not self.peers.is_lost(known[1])):
-                self.generation = known[0]
+            if known is not None and (known.host == self.index or not self.peers.is_lost(known.host)):
+                self.generation = known.generation
                 return
             if self.peers.alive()[0] == self.index:
-                generation = known[0] + 1 if known is not None else 0
+                generation = known.generation + 1 if known is not None else 0
                 if known is not None:
                     self.changed_members = True
-                    self._say(f"host {self.index} leads from now on, in place of host {known[1]}")
-                self.folder.write_endpoint(generation, self.index)
+                    self._say(f"host {self.index} leads from now on, in place of host {known.host}")
+                self.folder.write_endpoint(Endpoint(generation, self.index, self.address))
                 self.generation = generation
                 return
             time.sleep(TICK_S)
@@ -254,6 +271,15 @@ class Supervisor:
         self._say(f"the run is {self.state}")
         return int(outcome["exit_code"])
 
+    def _reachable(self) -> dict[int, str]:
+        """Addresses of this host, first, and of all others that have begun and are not lost."""
+        found = {self.index: self.address}
+        for host in self.peers.others():
+            beat = self.folder.beat(host)
+            if beat is not None and not self.peers.is_lost(host):
+                found[host] = beat.address
+        return found
+
     def _is_over(self) -> bool:
         return self.leaves or self.folder.wants_cancel() or self.folder.outcome() is not None
 
@@ -262,17 +288,10 @@ class Supervisor:
 
     def _endpoint_host(self) -> int:
         known = self.folder.endpoint()
-        return known[1] if known is not None else 0
+        return known.host if known is not None else 0
 
     def _endpoint_lost(self) -> bool:
         return self.peers.is_lost(self._endpoint_host())
-
-    def _saw_loss(self) -> bool:
-        lost, back = self.peers.look()
-        for host in lost:
-            self._say(f"host {host} ({self.job.hosts[host].address}) is lost: no sign of life for {LOST_S:.0f} s")
-        self.changed_members |= bool(lost or back)
-        return bool(lost)
 
     def _wait(self, condition: object, timeout_s: float) -> bool:
         assert callable(condition)
@@ -295,7 +314,7 @@ class Supervisor:
     def _beat(self) -> None:
         before = self.folder.beat(self.index)
         count = before.count + 1 if before is not None else 1
-        beat = Beat(count, os.getpid(), self.state, self.generation, self.restarts, time.time())
+        beat = Beat(count, os.getpid(), self.state, self.generation, self.restarts, time.time(), self.address)
         self.folder.write_beat(self.index, beat)
 
 

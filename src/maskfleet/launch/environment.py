@@ -1,0 +1,41 @@
+"""Makes the Python environment of a launch on a host. Sent there and run alone: standard library only.
+
+python3 environment.py ENVIRONMENT WHEEL
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+
+READY = ".maskfleet-ready"
+
+
+def main() -> int:
+    if sys.version_info < (3, 11):  # noqa: UP036 - older Pythons run this file to be told
+        print("maskfleet needs Python 3.11 or newer; %s is %s" % (sys.executable, sys.version.split()[0]))  # noqa: UP031
+        return 3
+    folder, wheel = (os.path.expanduser(path) for path in sys.argv[1:3])  # noqa: PTH111 - see the docstring
+    os.makedirs(os.path.dirname(folder), exist_ok=True)  # noqa: PTH103, PTH120
+    with open(folder + ".lock", "w") as lock:  # noqa: PTH123
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ready = os.path.join(folder, READY)  # noqa: PTH118
+        if os.path.exists(ready):  # noqa: PTH110
+            return 0
+        python = os.path.join(folder, "bin", "python")  # noqa: PTH118
+        # What the machine's Python has already, such as a torch built for its driver, stays in use.
+        make = [sys.executable, "-m", "venv", "--clear", "--system-site-packages", folder]
+        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel]
+        for command in (make, install):
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+            if done.returncode != 0:
+                sys.stdout.write(done.stdout.decode("utf-8", "replace")[-2000:])
+                return 4
+        with open(ready, "w"):  # noqa: PTH123
+            return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

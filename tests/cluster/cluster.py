@@ -1,0 +1,176 @@
+"""Three hosts on this machine: network namespaces on a bridge, each with its own processes, sshd and home folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+BRIDGE, NETWORK = "mfbr0", "10.77.0"
+TOOLS = {"ip": "iproute2", "/usr/sbin/sshd": "openssh-server", "ssh-keygen": "openssh-client", "mpirun": "openmpi-bin"}
+
+
+def why_not() -> str | None:
+    """What keeps this machine from having the hosts; None if nothing does."""
+    if os.getuid() != 0:
+        return "needs root"
+    missing = [package for tool, package in TOOLS.items() if shutil.which(tool) is None]
+    if missing:
+        return f"needs the Debian packages {', '.join(missing)}"
+    if run("ip", "netns", "add", "mfprobe", check=False).returncode != 0:
+        return "network namespaces cannot be made here"
+    run("ip", "netns", "delete", "mfprobe")
+    return None
+
+
+def run(*argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, capture_output=True, text=True, check=check, timeout=30)
+
+
+class Cluster:
+    """Hosts node1, node2, … reachable by name from the client's home folder; `shared` is on all of them."""
+
+    def __init__(self, folder: Path, count: int = 3) -> None:
+        self.folder, self.count = folder, count
+        self.shared = folder / "shared"
+        self.client_home = folder / "client"
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        return [f"node{number}" for number in range(1, self.count + 1)]
+
+    def address(self, number: int) -> str:
+        return f"{NETWORK}.{10 + number}"
+
+    def up(self) -> None:
+        self.down()
+        self.shared.mkdir(parents=True)
+        Path("/run/sshd").mkdir(exist_ok=True)
+        run("ip", "link", "add", BRIDGE, "type", "bridge")
+        run("ip", "addr", "add", f"{NETWORK}.1/24", "dev", BRIDGE)
+        run("ip", "link", "set", BRIDGE, "up")
+        self._client()
+        for number in range(1, self.count + 1):
+            self._network(number)
+            self._home(number)
+            self.start_host(number)
+
+    def down(self) -> None:
+        for number in list(self._processes):
+            self.kill_host(number)
+        for number in range(1, self.count + 1):
+            run("ip", "netns", "delete", f"mf{number}", check=False)
+            shutil.rmtree(f"/etc/netns/mf{number}", ignore_errors=True)
+        run("ip", "link", "delete", BRIDGE, check=False)
+
+    def start_host(self, number: int) -> None:
+        """Boot: the link is up and sshd runs, in a process namespace of the host's own."""
+        run("ip", "link", "set", f"mfv{number}", "up")
+        home = self._home_of(number)
+        apart = [
+            "ip",
+            "netns",
+            "exec",
+            f"mf{number}",
+            "unshare",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "--uts",
+        ]
+        with (home / "sshd.log").open("ab") as log:
+            self._processes[number] = subprocess.Popen(
+                [*apart, "sh", "-c", f"hostname node{number} && exec /usr/sbin/sshd -D -e -f {home}/sshd_config"],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + 20
+        while run("bash", "-c", f"</dev/tcp/{self.address(number)}/22", check=False).returncode != 0:
+            assert time.monotonic() < deadline, (home / "sshd.log").read_text()
+            time.sleep(0.1)
+
+    def cut_host(self, number: int) -> None:
+        """The power goes: link down, every process killed at once, without a goodbye on the network."""
+        self.unplug(number)
+        self.kill_host(number)
+
+    def unplug(self, number: int) -> None:
+        run("ip", "link", "set", f"mfv{number}", "down")
+
+    def kill_host(self, number: int) -> None:
+        process = self._processes.pop(number)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def inside(self, number: int, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Run something on a host, as if sitting at it."""
+        pid = next(int(one) for one in _children(self._processes[number].pid))
+        return run("nsenter", "--target", str(pid), "--all", *argv, check=False)
+
+    def processes(self, number: int) -> list[str]:
+        """Command lines of all processes of a host but its sshd."""
+        listed = self.inside(number, "ps", "-e", "-o", "args=").stdout.splitlines()
+        return [line for line in listed if "sshd" not in line and not line.startswith("ps ")]
+
+    def fill_disk(self, number: int, path: Path) -> None:
+        """A full file system at `path`, on that host only."""
+        self.inside(number, "mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(path))
+        self.inside(number, "dd", "if=/dev/zero", f"of={path}/fill", "bs=1k", "count=64")
+
+    def free_disk(self, number: int, path: Path) -> None:
+        self.inside(number, "umount", str(path))
+
+    def _home_of(self, number: int) -> Path:
+        return self.folder / f"home{number}"
+
+    def _network(self, number: int) -> None:
+        name, link = f"mf{number}", f"mfv{number}"
+        run("ip", "netns", "add", name)
+        run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
+        run("ip", "link", "set", link, "master", BRIDGE)
+        run("ip", "-n", name, "addr", "add", f"{self.address(number)}/24", "dev", "eth0")
+        for device in ("eth0", "lo"):
+            run("ip", "-n", name, "link", "set", device, "up")
+        # `ip netns exec` puts these files over those of /etc, for that host alone.
+        own = Path(f"/etc/netns/{name}")
+        own.mkdir(parents=True, exist_ok=True)
+        hosts = "".join(f"{self.address(n)} node{n}\n" for n in range(1, self.count + 1))
+        (own / "hosts").write_text(f"127.0.0.1 localhost\n{hosts}")
+        users = Path("/etc/passwd").read_text().splitlines()
+        root = f"root:x:0:0:root:{self._home_of(number)}:/bin/bash"
+        (own / "passwd").write_text("\n".join([root, *(u for u in users if not u.startswith("root:"))]) + "\n")
+
+    def _home(self, number: int) -> None:
+        home = self._home_of(number)
+        (home / ".ssh").mkdir(parents=True)
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(home / "host_key"))
+        for file in ("id_ed25519", "id_ed25519.pub"):
+            shutil.copy(self.client_home / ".ssh" / file, home / ".ssh" / file)
+        shutil.copy(self.client_home / ".ssh" / "id_ed25519.pub", home / ".ssh" / "authorized_keys")
+        (home / ".ssh" / "config").write_text("Host *\n  StrictHostKeyChecking accept-new\n  LogLevel ERROR\n")
+        (home / ".ssh" / "environment").write_text("OMP_NUM_THREADS=1\n")
+        (home / "sshd_config").write_text(
+            f"ListenAddress {self.address(number)}\nHostKey {home}/host_key\nPidFile none\nUsePAM no\nStrictModes no\n"
+            f"AuthorizedKeysFile {home}/.ssh/authorized_keys\nPermitRootLogin prohibit-password\n"
+            "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitUserEnvironment yes\n"
+            "MaxStartups 100\nSubsystem sftp internal-sftp\n"
+        )
+
+    def _client(self) -> None:
+        ssh = self.client_home / ".ssh"
+        ssh.mkdir(parents=True)
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(ssh / "id_ed25519"))
+        aliases = "".join(
+            f"Host node{n}\n  HostName {self.address(n)}\n  User root\n" for n in range(1, self.count + 1)
+        )
+        (ssh / "config").write_text(aliases)
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
