@@ -30,6 +30,8 @@ from maskfleet.training.update import Update
 
 logger = logging.getLogger(__name__)
 
+MAX_SHAPES = 8  # of images; each is compiled by itself
+MAX_COMPILATIONS = 64  # torch's own limit, of 8, is also used up by ground truth that outgrows its room
 WARM_UPS = 2  # passes before recording: the first compiles, the second finds everything loaded
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -84,6 +86,10 @@ class CompiledStepRunner:
     ) -> None:
         keep_compiled_code(os.environ)
         torch.backends.cudnn.benchmark = True
+        torch._dynamo.config.recompile_limit = MAX_COMPILATIONS
+        if world_size > 1:
+            for tensor in (*model.parameters(), *model.buffers()):
+                dist.broadcast(tensor.detach(), src=0)
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model = model
         self.precision = precision
@@ -148,18 +154,26 @@ class CompiledStepRunner:
         key = tuple(batch.images.pixels.shape)
         if key in self._recordings:
             return self._recordings[key]
+        if len(self._recordings) == MAX_SHAPES:
+            self._give_up(f"images come in more than {MAX_SHAPES} shapes; data.buckets=orientation makes it two")
+            return None
         started_at = time.monotonic()
         logger.info("compiling the step for images of %d x %d: a minute or two, less from the second run on", *key[2:])
         try:
             self._recordings[key] = self._recorded(batch)
         except Exception as error:
             # Compilers fail in too many ways to name, and a run that is slow is worth more than none.
-            logger.warning("compiling failed, the run goes on eagerly and slower: %s", _first_lines(error))
-            self._update.drop_gradients()
-            self._eager = self._make_eager()
+            self._give_up(_first_lines(error))
             return None
         logger.info("the step is compiled and recorded, after %.0f s", time.monotonic() - started_at)
         return self._recordings[key]
+
+    def _give_up(self, reason: str) -> None:
+        logger.warning("the step cannot be compiled, the run goes on eagerly and slower: %s", reason)
+        self._update.drop_gradients()
+        if self._updates_apart:
+            self._update.add_up_gradients()  # go on from what earlier steps added up
+        self._eager = self._make_eager()
 
     def _recorded(self, batch: Batch) -> Recording:
         places = empty_batch(batch, self._capacity)
@@ -167,20 +181,20 @@ class CompiledStepRunner:
         buffers = {name: value.clone() for name, value in self.model.named_buffers()}
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
-        held = self._gradients_apart()
+        gradients, noted = self._gradients_apart(), self._update.noted()
         with torch.cuda.stream(stream):
             for _ in range(WARM_UPS):
                 self._update.drop_gradients()
                 self._learn(places)
                 self._update.rehearse()
         torch.cuda.current_stream().wait_stream(stream)
-        self._update.reset()
+        self._update.note(noted)
         for name, value in self.model.named_buffers():
             value.copy_(buffers[name])
         self._update.drop_gradients()
         if self._updates_apart:
             self._update.add_up_gradients()
-            self._update.gradient_sum.copy_(held)
+            self._update.gradient_sum.copy_(gradients)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             losses, metrics = self._learn(places)

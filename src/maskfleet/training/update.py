@@ -49,9 +49,14 @@ class Update:
         """Whether a loss or gradient was not finite; waits for the device."""
         return bool(self._stuck.item() != 0)
 
-    def reset(self) -> None:
-        """Forget what rehearsals saw."""
-        self._stuck.zero_()
+    def noted(self) -> tuple[Tensor, Tensor]:
+        """What `watch` and `apply` have noted: the loss and whether weights may not move."""
+        return self.total.clone(), self._stuck.clone()
+
+    def note(self, noted: tuple[Tensor, Tensor]) -> None:
+        """Go back to what was `noted` before a rehearsal."""
+        self.total.copy_(noted[0])
+        self._stuck.copy_(noted[1])
 
     def drop_gradients(self) -> None:
         """Have the next backward pass make new gradients instead of adding to the old ones."""
@@ -95,7 +100,7 @@ class Update:
                 )
 
     def _momentum_of(self, parameter: nn.Parameter) -> Tensor:
-        """The parameter's momentum, zero at first, in the parameter's own memory layout as the fused kernel needs it."""
+        """The parameter's momentum, zero at first, in its own memory layout, as the fused kernel needs it."""
         buffer: Tensor | None = self.optimizer.state[parameter].get("momentum_buffer")
         if buffer is None or buffer.stride() != parameter.stride():
             placed = torch.zeros_like(parameter, memory_format=torch.preserve_format, requires_grad=False)
