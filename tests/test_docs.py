@@ -1,0 +1,201 @@
+"""What the pages say is so: links, commands, targets, figures, maps."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+import typer.main
+
+from maskfleet.cli.main import app
+from maskfleet.config.recipes import recipe
+from maskfleet.training.schedule import schedule_for
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "maskfleet"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# typer brings its own click or uses the real one, by its version; this is the base of either's errors.
+[USAGE_ERROR] = [kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"]
+SHELL_LANGUAGES = ("", "console", "bash", "sh")
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def by_name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to a page's headings."""
+    titles = re.findall(r"^#+ (.+)$", BLOCK.sub("", text_of(page)), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    """Relative links of `text` that lead nowhere from `page`."""
+    broken = []
+    for link in LINK.findall(BLOCK.sub("", text)):
+        if re.match(r"\w+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or not target.is_relative_to(ROOT) or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    return broken
+
+
+def shown_commands(text: str) -> list[list[str]]:
+    """The words of every `maskfleet …` in the code blocks of `text`, comments and what a shell takes left out."""
+    commands = []
+    for language, block in BLOCK.findall(text):
+        for line in block.splitlines() if language in SHELL_LANGUAGES else ():
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            starts = [place for place, word in enumerate(words) if word in ("maskfleet", ".venv/bin/maskfleet")]
+            if starts and (starts[0] == 0 or words[0] in ("mpirun", "torchrun")):
+                commands.append(until_shell(words[starts[0] + 1 :]))
+    return commands
+
+
+def until_shell(words: list[str]) -> list[str]:
+    ends = [place for place, word in enumerate(words) if word in (">", "|", "&&", "&")]
+    return words[: ends[0]] if ends else words
+
+
+def parse(words: list[str]) -> None:
+    """Have the command line read `words`, and run nothing."""
+    command = typer.main.get_command(app)
+    rest = [word for word in words if not (word.startswith("[") and word.endswith("]"))]  # optional, as in [--link]
+    rest = [word.split("|")[0] for word in rest]  # a choice, as in yolo|voc
+    while (inner := getattr(command, "commands", None)) is not None:
+        assert rest, "a group of commands without one of them"
+        assert rest[0] in inner, f"there is no command {rest[0]}"
+        command = inner[rest.pop(0)]
+    command.make_context(command.name, rest).close()
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def named_targets(text: str) -> set[str]:
+    """Targets of every `make …` that stands in code, in a block or between backticks."""
+    blocks = [block for _, block in BLOCK.findall(text)]
+    pieces = [line for block in blocks for line in block.splitlines()] + re.findall(r"`([^`\n]+)`", BLOCK.sub("", text))
+    found = [piece.split("#")[0].split() for piece in pieces if piece.split()[:1] == ["make"]]
+    return {word for words in found for word in words[1:] if "=" not in word}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=by_name)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    assert broken_links(page, text_of(page)) == []
+
+
+def test_a_link_to_nothing_is_noticed() -> None:
+    text = "[a](docs/none.md) [b](README.md) [c](#no-such-heading) [d](https://example.org/x)\n```\n[e](no)\n```\n"
+    assert broken_links(ROOT / "README.md", text) == ["docs/none.md", "#no-such-heading"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=by_name)
+def test_every_command_shown_can_be_typed(page: Path) -> None:
+    for words in shown_commands(text_of(page)):
+        try:
+            parse(words)
+        except USAGE_ERROR as error:
+            pytest.fail(f"maskfleet {shlex.join(words)}: {error.format_message()}")
+
+
+@pytest.mark.parametrize("line", ["train", "train runs/x --gpu 2", "trian runs/x", "data inspect --split", "weights"])
+def test_a_command_that_does_not_exist_is_noticed(line: str) -> None:
+    [words] = shown_commands(f"```\n$ maskfleet {line}   # words that are no words\n```\n")
+    with pytest.raises((USAGE_ERROR, AssertionError)):
+        parse(words)
+
+
+def test_the_way_from_nothing_to_a_picture_is_shown() -> None:
+    shown = [" ".join(words[:2]) for words in shown_commands(text_of(ROOT / "docs" / "quickstart.md"))]
+    for command in ("demo", "data inspect", "data convert", "train runs/mine", "eval runs/mine", "predict runs/mine"):
+        assert command in shown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=by_name)
+def test_every_make_target_named_exists(page: Path) -> None:
+    assert named_targets(text_of(page)) <= make_targets()
+
+
+def test_make_targets_are_found_in_code_and_not_in_prose() -> None:
+    text = "You make it. `make demo` or `make PYTHON=python3.12 test`.\n```\nmake check   # make this\nmaker x\n```\n"
+    assert named_targets(text) == {"demo", "test", "check"}
+
+
+def test_the_configuration_reference_is_up_to_date() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "config_page.py"))
+    assert text_of(ROOT / "docs" / "config.md") == script["page"](), "run: python scripts/config_page.py"
+
+
+def test_the_configuration_reference_has_old_names_and_aliases_beside_a_field() -> None:
+    [row] = [line for line in text_of(ROOT / "docs" / "config.md").splitlines() if line.startswith("| `model.mask` |")]
+    assert row.endswith("| true \\| false | `true` | `MODE_MASK`, `mode_mask` |")
+
+
+def map_entries(text: str) -> list[Path]:
+    """Files and folders that the README's map names, from the root."""
+    [block] = [block for _, block in BLOCK.findall(text) if block.startswith("src/maskfleet/")]
+    entries, folder = [], Path()
+    for line in block.splitlines():
+        name = Path(line.split()[0])
+        if line.startswith(" "):
+            entries.append(folder / name)
+        else:
+            folder = name
+            entries.append(name)
+    return entries
+
+
+def test_the_map_names_what_is_there_and_every_room_of_the_package() -> None:
+    entries = map_entries(text_of(ROOT / "README.md"))
+    missing = [str(entry) for entry in entries if not (ROOT / entry).exists()]
+    assert missing == []
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    rooms |= {path.name for path in PACKAGE.glob("*.py") if not path.name.startswith("__")}
+    assert {entry.name for entry in entries if entry.parent == Path("src/maskfleet")} == rooms
+
+
+def result(name: str) -> dict[str, dict[str, float]]:
+    loaded: dict[str, dict[str, float]] = json.loads((ROOT / "benchmarks" / "results" / name).read_text("utf-8"))
+    return loaded
+
+
+def test_the_figures_of_the_readme_are_those_of_the_result_files() -> None:
+    rows = [line for line in text_of(ROOT / "README.md").splitlines() if "benchmarks/results/" in line]
+    figures = [re.findall(r"\| ([\d.]+)(?:,[^|]*)? ", row)[:2] for row in rows]
+    loader, scoring, store = result("loader.json"), result("eval.json"), result("store.json")
+    rate = loader["images_per_cpu_s"]
+    assert figures == [
+        [f"{rate['maskfleet']:.0f}", f"{rate['peer']:.0f}"],
+        [f"{rate['maskfleet_resize_on_device']:.0f}", f"{rate['peer']:.0f}"],
+        [f"{scoring['maskfleet']['cpu_s']:.1f}", f"{scoring['pycocotools']['cpu_s']:.1f}"],
+        [f"{store['reopen']['seconds']:.2f}", f"{store['pycocotools']['seconds']:.1f}"],
+        [f"{store['reopen']['private_mib']:.0f}", f"{store['pycocotools']['private_mib']:.0f}"],
+    ]
+
+
+def test_the_table_of_rates_is_what_the_schedule_computes() -> None:
+    text = text_of(ROOT / "docs" / "training.md")
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| ([\d.]+) \| (\d+), (\d+) \| (\d+) \|$", text, re.M)
+    assert [int(row[0]) for row in rows] == [1, 4, 8, 32]
+    for row in rows:
+        schedule = schedule_for(recipe("r50_fpn_1x").train, world_size=int(row[0]), steps_per_pass=100)
+        shape = (schedule.images_per_step, schedule.steps_per_update)
+        assert shape == (int(row[1]), int(row[2]))
+        assert schedule.full_lr == pytest.approx(float(row[3]))
+        assert [step for step, _ in schedule.drops] == [int(row[4]), int(row[5])]
+        assert schedule.total_steps == int(row[6])
