@@ -35,10 +35,10 @@ from maskfleet.evaluation.recorded import RecordedDetector  # noqa: E402
 from maskfleet.model.mask_rcnn import MaskRCNN, build_mask_rcnn  # noqa: E402
 from maskfleet.training.buffers import Capacity, empty_batch, fill  # noqa: E402
 from maskfleet.training.compile import CompiledStepRunner  # noqa: E402
+from maskfleet.training.noise_batch import noise_batch  # noqa: E402
 from maskfleet.training.optim import build_optimizer  # noqa: E402
 from maskfleet.training.precision import precision_for  # noqa: E402
-from roofline import KNOWN, images_per_s  # noqa: E402
-from synthetic_batch import synthetic_batch  # noqa: E402
+from maskfleet.training.roofline import KNOWN, images_per_s  # noqa: E402
 
 MODELS: dict[str, dict[str, Any]] = {
     "r50_fpn_mask": {},
@@ -71,7 +71,7 @@ def train(config: ModelConfig, options: argparse.Namespace) -> dict[str, Any]:
     """Speed, memory and start of a training step; and its losses beside those of the same model, eager in fp32."""
     device = torch.device("cuda")
     model = build_mask_rcnn(config).to(device).train()
-    batches = [synthetic_batch(options.batch, seed=seed).to(device) for seed in range(3)]
+    batches = [noise_batch(options.batch, seed=seed).to(device) for seed in range(3)]
     runner = CompiledStepRunner(
         model,
         build_optimizer(model, TrainConfig()),
@@ -89,7 +89,7 @@ def train(config: ModelConfig, options: argparse.Namespace) -> dict[str, Any]:
     losses, metrics = runner.step(batches[0], lr=0.0, update=True, with_metrics=True)
     compiled = {name: value.item() for name, value in losses.items()}
     start_s = time.time() - STARTED_AT - waited_s
-    assert runner._eager is None, "compiling failed"
+    assert runner.is_compiled, "compiling failed"
     step_ms = median_ms(lambda batch: runner.step(batch, lr=1e-5, update=True, with_metrics=False), batches)
     result = {
         "images_per_s": round(1000 * options.batch / step_ms, 1),
@@ -115,7 +115,7 @@ def detect(config: ModelConfig, options: argparse.Namespace) -> dict[str, Any]:
     model: MaskRCNN = build_mask_rcnn(config).to(device).eval()
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     torch.backends.cudnn.benchmark = True
-    batches = [synthetic_batch(options.batch, seed=seed).to(device) for seed in range(3)]
+    batches = [noise_batch(options.batch, seed=seed).to(device) for seed in range(3)]
     detector = RecordedDetector(model, dtype=torch.bfloat16)
     if options.turn is not None:
         torch.backends.cudnn.benchmark = False
@@ -146,7 +146,7 @@ def torchvision_train(batch: int, *, steps: int = 12) -> dict[str, Any]:
     torch.manual_seed(0)
     model = maskrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=81).cuda().train()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-5, momentum=0.9, fused=True)
-    made = synthetic_batch(batch)
+    made = noise_batch(batch)
     images = [pixels[:, :800, :1333].float().div(255).cuda() for pixels in made.images.pixels]
     targets = []
     for boxes, labels in zip(made.targets.boxes, made.targets.labels, strict=True):

@@ -135,6 +135,11 @@ class CompiledStepRunner:
         return losses, {name: value.clone() for name, value in recording.metrics.items()}
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether a recorded step has been used, and none has failed to compile."""
+        return self._eager is None and bool(self._recordings)
+
+    @property
     def _updates_apart(self) -> bool:
         """Whether gradients are added up or exchanged first, so that the update is not in the graph of a step."""
         return self.steps_per_update > 1 or self.world_size > 1
