@@ -84,7 +84,7 @@ def fit(run: Run, progress: Progress) -> list[Scores]:
             run.metrics.add(losses)
             if update and run.parts.ema is not None:
                 run.parts.ema.update(run.parts.model)
-            run.view.step(progress.step)
+            run.view.step(progress.done)
             if log_due:
                 _log(run, progress, clock, lr, metrics)
             epoch, inside_epoch = divmod(progress.step, schedule.steps_per_epoch)
@@ -104,7 +104,7 @@ def fit(run: Run, progress: Progress) -> list[Scores]:
                 save_due, clock.saved_at = False, time.monotonic()
                 if stop_signal and not is_last:
                     run.checkpoints.wait()
-                    raise StoppedError(stop_signal, progress.step)
+                    raise StoppedError(stop_signal, progress.done)
             if is_last:
                 break
     run.checkpoints.wait()
@@ -123,12 +123,13 @@ def _minutes_are_up(minutes: float | None, clock: Clock) -> bool:
 def _log(run: Run, progress: Progress, clock: Clock, lr: float, metrics: dict[str, torch.Tensor]) -> None:
     seconds = max(time.monotonic() - clock.since, 1e-9)
     values = run.metrics.write(
-        progress.step,
+        progress.done,
         epoch=int(run.schedule.epoch_after(progress.step - 1)),
         lr=lr,
         images_per_s=clock.steps * run.schedule.images_per_step / seconds,
         data_wait_s=clock.waited_s / clock.steps,
         memory_mib=_memory_mib(run.device),
+        extra={"ranks": run.ranks.worker.world_size},
         metrics=metrics,
     )
     run.view.metrics(values)
@@ -151,14 +152,14 @@ def _evaluate(run: Run, progress: Progress, epoch: int) -> list[Scores]:
     run.view.doing("evaluating")
     scores = run.validator.scores(run.parts.model, run.parts.ema)
     values = run.validator.named(scores)
-    run.metrics.write_eval(progress.step, epoch, values)
+    run.metrics.write_eval(progress.done, epoch, values)
     run.view.evaluation(values)
     if run.ranks.worker.is_chief:
         store, parts = run.validator.stores[0], run.parts
         for title, picture in sample_pictures(
             parts.model, parts.ema, store, run.config, run.device, count=BOARD_PICTURES
         ):
-            run.metrics.write_images(progress.step, f"predictions/{title}", picture)
+            run.metrics.write_images(progress.done, f"predictions/{title}", picture)
     run.view.doing("")
     logger.info("evaluation took %.1f s", time.monotonic() - started_at)
     return scores
@@ -171,7 +172,7 @@ def _note_best(progress: Progress, scores: list[Scores]) -> bool:
     ap = scores[0]["segm" if "segm" in scores[0] else "bbox"].ap
     if progress.best_ap is not None and ap <= progress.best_ap:
         return False
-    progress.best_ap, progress.best_step = ap, progress.step
+    progress.best_ap, progress.best_step = ap, progress.done
     return True
 
 
@@ -195,5 +196,5 @@ def _save(run: Run, progress: Progress, *, best: bool) -> None:
     started_at = time.monotonic()
     snapshot = snapshot_of(run.parts, progress, config=run.config, categories=run.categories, windows=windows)
     run.checkpoints.save(snapshot, best=best)
-    run.view.saved(progress.step)
-    logger.debug("the checkpoint kept step %d waiting for %.3f s", progress.step, time.monotonic() - started_at)
+    run.view.saved(progress.done)
+    logger.debug("the checkpoint kept step %d waiting for %.3f s", progress.done, time.monotonic() - started_at)

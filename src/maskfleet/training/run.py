@@ -31,7 +31,7 @@ from maskfleet.training.precision import precision_for
 from maskfleet.training.preflight import broken_images, found_weights, open_sets, shared_categories
 from maskfleet.training.schedule import Schedule, schedule_for
 from maskfleet.training.showcase import REPORT_PICTURES, sample_pictures, write_run_report
-from maskfleet.training.state import Parts, Progress, restore, room_needed, weights_of
+from maskfleet.training.state import Parts, Progress, position_of, restore, room_needed, weights_of
 from maskfleet.training.validate import Scores, Validator
 from maskfleet.training.view import View
 
@@ -110,7 +110,9 @@ def _train(config: RunConfig, run_dir: Path, ranks: Ranks, device: torch.device)
     validator = Validator(settled, val_stores, skip[len(train_stores) :], ranks, device)
     _announce(schedule, loader.num_images, worker, device, precision.name)
     try:
-        with View(schedule.total_steps, progress.step, enabled=None if worker.is_chief else False) as view:
+        with View(
+            schedule.total_steps + progress.shift, progress.done, enabled=None if worker.is_chief else False
+        ) as view:
             run = Run(
                 settled, device, ranks, parts, runner, schedule, metrics, checkpoints, validator, categories, view
             )
@@ -125,7 +127,7 @@ def _train(config: RunConfig, run_dir: Path, ranks: Ranks, device: torch.device)
         assert newest is not None
         names = [str(category["name"]) for category in categories]
         save_weights(run_dir / WEIGHTS_FILE, weights_of(newest), settled.model, names)
-        logger.info("training is done after %d steps", progress.step)
+        logger.info("training is done after %d steps", progress.done)
         logger.info("the weights are in %s, the report is %s", run_dir / WEIGHTS_FILE, run_dir / "report.html")
     return scores
 
@@ -220,7 +222,7 @@ def _cursor(snapshot: Snapshot | None, images_per_step: int) -> dict[str, int] |
 
 def _own_steps(snapshot: Snapshot, images_per_step: int) -> int:
     """Steps done, counted in this run's steps, which may have another number of images than the checkpoint's."""
-    return int(snapshot.step * snapshot.numbers["images_per_step"] // images_per_step)
+    return position_of(snapshot) * int(snapshot.numbers["images_per_step"]) // images_per_step
 
 
 def _resumed(parts: Parts, snapshot: Snapshot, metrics: Metrics, images_per_step: int, worker: Worker) -> Progress:
@@ -233,6 +235,7 @@ def _resumed(parts: Parts, snapshot: Snapshot, metrics: Metrics, images_per_step
         metrics.load_state_dict(window | {"sums": torch.tensor(window["sums"], dtype=torch.float64)})
         return progress
     progress.step = _own_steps(snapshot, images_per_step)
+    progress.shift = snapshot.step - progress.step
     logger.warning(
         "the run goes on with %d ranks and %d images a step instead of %d ranks and %d images: that is step %d now; "
         "learning rate and schedule follow the new size, and results will not be bit-equal to an unchanged run",

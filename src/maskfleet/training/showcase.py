@@ -74,7 +74,7 @@ def write_run_report(
         config_text=dump(config),
         facts={
             "training time": duration_text(progress.training_s),
-            "steps": f"{progress.step} of {images_per_step} images",
+            "steps": f"{progress.done} of {images_per_step} images",
             "best AP": f"{progress.best_ap:.4f} at step {progress.best_step}"
             if progress.best_ap is not None
             else "none",

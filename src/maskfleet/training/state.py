@@ -26,11 +26,17 @@ logger = logging.getLogger("maskfleet")
 class Progress:
     """How far the run is."""
 
-    step: int = 0  # steps done
+    step: int = 0  # place in the schedule, in steps of the present number of images
+    shift: int = 0  # what the history has more, since other numbers of ranks took other steps
     best_ap: float | None = None
     best_step: int | None = None
     elapsed_s: float = 0.0  # spent in training before this process
     started_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def done(self) -> int:
+        """Steps done in the run's history; unlike `step` it never falls when ranks join and steps grow."""
+        return self.step + self.shift
 
     @property
     def training_s(self) -> float:
@@ -57,7 +63,7 @@ def snapshot_of(
     categories: list[dict[str, Any]],
     windows: list[dict[str, Any]],
 ) -> Snapshot:
-    """Everything needed to go on after `progress.step`; `windows` is each rank's unwritten share of the metrics."""
+    """Everything needed to go on after `progress.done` steps; `windows` is each rank's unwritten share of the metrics."""
     tensors = {f"model/{name}": tensor for name, tensor in parts.model.state_dict().items()}
     tensors |= {f"momentum/{name}": tensor for name, tensor in momentum_state(parts.model, parts.optimizer).items()}
     if parts.ema is not None:
@@ -66,6 +72,7 @@ def snapshot_of(
     if parts.precision.device.type == "cuda":
         tensors["rng/cuda"] = torch.cuda.get_rng_state(parts.precision.device)
     numbers = {
+        "position": progress.step,
         "loader": parts.loader.state(progress.step),
         "scaler": parts.precision.scaler.state_dict(),
         "metrics": windows,
@@ -77,7 +84,7 @@ def snapshot_of(
         "categories": categories,
         "config": config.model_dump(mode="json"),
     }
-    return Snapshot(progress.step, tensors, numbers)
+    return Snapshot(progress.done, tensors, numbers)
 
 
 def room_needed(parts: Parts) -> dict[str, Tensor]:
@@ -99,12 +106,19 @@ def restore(parts: Parts, snapshot: Snapshot) -> Progress:
     torch.set_rng_state(snapshot.tensors["rng/cpu"])
     if parts.precision.device.type == "cuda" and "rng/cuda" in snapshot.tensors:
         torch.cuda.set_rng_state(snapshot.tensors["rng/cuda"], parts.precision.device)
+    position = position_of(snapshot)
     return Progress(
-        step=snapshot.step,
+        step=position,
+        shift=snapshot.step - position,
         best_ap=snapshot.numbers["best_ap"],
         best_step=snapshot.numbers["best_step"],
         elapsed_s=snapshot.numbers["elapsed_s"],
     )
+
+
+def position_of(snapshot: Snapshot) -> int:
+    """Place in the schedule, in steps of the snapshot's own number of images."""
+    return int(snapshot.numbers.get("position", snapshot.step))
 
 
 def weights_of(snapshot: Snapshot) -> dict[str, Tensor]:
