@@ -63,6 +63,7 @@ class Cluster:
         for number in list(self._processes):
             self.kill_host(number)
         for number in range(1, self.count + 1):
+            run("ip", "link", "delete", f"mfv{number}", check=False)  # the kernel takes its time with namespaces
             run("ip", "netns", "delete", f"mf{number}", check=False)
             shutil.rmtree(f"/etc/netns/mf{number}", ignore_errors=True)
         run("ip", "link", "delete", BRIDGE, check=False)

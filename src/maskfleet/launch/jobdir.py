@@ -67,6 +67,7 @@ class Beat:
     restarts: int
     time: float
     address: str  # as the other hosts reach it
+    lost: list[int]  # hosts of which this one has had no sign of life for long
 
 
 @dataclass(frozen=True, slots=True)

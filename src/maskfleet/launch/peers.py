@@ -49,6 +49,9 @@ class Peers:
     def is_lost(self, index: int) -> bool:
         return index in self._lost
 
+    def lost(self) -> list[int]:
+        return sorted(self._lost)
+
     def silent_s(self, index: int) -> float:
         """Seconds since the last sign of life."""
         return self._clock() - self._changed.get(index, self._began)

@@ -31,14 +31,15 @@ def status_of(run_dir: Path, *, now: float | None = None) -> JobStatus:
         return JobStatus(JobState.UNKNOWN, f"there is no job in {run_dir}")
     now = time.time() if now is None else now
     job, outcome = folder.job(), folder.outcome()
+    beats = [folder.beat(index) for index in range(len(job.hosts))]
+    lost = {index for beat in beats if beat is not None and now - beat.time < SILENT_S for index in beat.lost}
     hosts, restarts, alive = [], 0, 0
-    for index, host in enumerate(job.hosts):
-        beat = folder.beat(index)
+    for index, (host, beat) in enumerate(zip(job.hosts, beats, strict=True)):
         if beat is None:
             hosts.append(HostStatus(host.address, "not started"))
             continue
         silent = now - beat.time
-        is_alive = silent < SILENT_S
+        is_alive = silent < SILENT_S and index not in lost
         alive += is_alive
         state = beat.state if is_alive or outcome is not None else "lost"
         hosts.append(HostStatus(host.address, state, "" if is_alive else f"last sign of life {silent:.0f} s ago"))
@@ -49,7 +50,7 @@ def status_of(run_dir: Path, *, now: float | None = None) -> JobStatus:
         out = len(job.hosts) - alive
         state, code = JobState.RUNNING, None
         detail = f"goes on with {alive} of {len(job.hosts)} hosts" if out else ""
-    elif any(folder.beat(index) is not None for index in range(len(job.hosts))):
+    elif any(beat is not None for beat in beats):
         state, detail, code = JobState.LOST, "no host of the job gives a sign of life; launch it again to go on", None
     else:
         state, detail, code = JobState.PENDING, "no host has begun yet", None

@@ -23,6 +23,8 @@ def environment(job: Job, run_dir: Path, index: int, base: Mapping[str, str]) ->
     """Of every process of the job on host `index`."""
     env = {**base, "PYTHONUNBUFFERED": "1", **job.env, MARK: mark_of(run_dir, index)}
     env["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "[rank${rank}]: "
+    # torchrun would keep one store for all attempts, in which the ranks of a new one find the addresses of dead ones.
+    env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if len(job.hosts) > 1:
         interface = interface_towards(job, index)
         if interface is not None:

@@ -242,7 +242,7 @@ class Supervisor:
                 call[0].kill()
                 call[0].wait()
             argv = ["ssh", "-oBatchMode=yes", "-oConnectTimeout=5", "-oServerAliveInterval=3"]
-            command = [str(self.folder.path / "remote"), "start", str(host)]
+            command = ["sh", str(self.folder.path / "remote"), "start", str(host)]
             line = remote_line(command)
             argv += [*ssh_target(self.job.hosts[host].address), line]
             try:
@@ -314,7 +314,16 @@ class Supervisor:
     def _beat(self) -> None:
         before = self.folder.beat(self.index)
         count = before.count + 1 if before is not None else 1
-        beat = Beat(count, os.getpid(), self.state, self.generation, self.restarts, time.time(), self.address)
+        beat = Beat(
+            count=count,
+            pid=os.getpid(),
+            state=self.state,
+            generation=self.generation,
+            restarts=self.restarts,
+            time=time.time(),
+            address=self.address,
+            lost=self.peers.lost(),
+        )
         self.folder.write_beat(self.index, beat)
 
 
