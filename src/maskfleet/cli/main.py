@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from maskfleet import __version__
+from maskfleet.cli import bench as bench_command
 from maskfleet.cli import config as config_command
 from maskfleet.cli import data as data_command
 from maskfleet.cli import demo as demo_command
@@ -41,6 +42,7 @@ app.command("cancel")(jobs_command.cancel)
 app.add_typer(config_command.app, name="config")
 app.add_typer(weights_command.app, name="weights")
 app.command("doctor")(doctor_command.doctor)
+app.command("bench")(bench_command.bench)
 
 
 def _print_version(wanted: bool) -> None:

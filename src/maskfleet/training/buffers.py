@@ -17,9 +17,9 @@ from maskfleet.batch import Batch, Images, Outlines, Targets
 class Capacity:
     """Room for ground truth; padding costs little, growing costs a new recording."""
 
-    objects: int = 64
+    objects: int = 128  # COCO has images with 93
     crowds: int = 0
-    edges: int = 8192  # an image
+    edges: int = 16384  # an image
     parts: int = 32  # an instance: as many as the mask kernel tells apart in one pass
 
     def with_room_for(self, targets: Targets) -> Capacity:
