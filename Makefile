@@ -14,8 +14,7 @@ setup:
 	@$(PYTHON) scripts/setup_env.py
 
 demo: setup
-	$(BIN)/maskfleet doctor
-	$(BIN)/maskfleet config show --recipe demo
+	$(BIN)/maskfleet demo demo
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope

@@ -99,7 +99,7 @@ def test_predict_draws_and_writes_coco_json(run_dir: Path, root: Path, tmp_path:
     assert done.returncode == 0, done.stderr
     for image in images:
         drawn = cv2.imread(str(tmp_path / "out" / f"{image.stem}.png"))
-        assert drawn.shape == cv2.imread(str(image)).shape
+        assert drawn.shape == (320, 320, 3)  # enlarged five times, so that labels can be read
     found = json.loads((tmp_path / "out" / "detections.json").read_text())
     assert {item["file_name"] for item in found} <= {image.name for image in images}
 
@@ -148,3 +148,10 @@ def test_missing_weights_name_the_place_and_a_way_out(root: Path, tmp_path: Path
     assert done.returncode == 2
     assert "ImageNet-R50-AlignPadding.npz" in done.stderr
     assert "--recipe scratch" in done.stderr
+
+
+def test_finetune_without_weights_is_refused(root: Path, tmp_path: Path) -> None:
+    done = maskfleet("train", tmp_path / "r", "--recipe", "finetune", "--data", root)
+    assert done.returncode == 2
+    assert "random weights" in done.stderr
+    assert "train.weights=FILE" in done.stderr

@@ -45,11 +45,13 @@ def demo(
     box, mask = final["mAP(bbox)/IoU=0.5"], final["mAP(segm)/IoU=0.5"]
     out.print(f"\nOn {NUM_VAL} images it never saw: box AP50 {box:.3f}, mask AP50 {mask:.3f}.")
     out.print(f"The result, with pictures: {run_dir / 'report.html'}", markup=False)
-    out.print(
-        "\nWhat to try next:\n"
-        f"  maskfleet predict {run_dir} {data}/val/*.jpg       draw what it sees\n"
-        f"  maskfleet eval {run_dir}                           AP, class by class\n"
-        "  maskfleet data inspect DATA                     look through your own COCO-format data\n"
-        "  maskfleet train runs/mine --data DATA           train on it",
-        markup=False,
-    )
+    hints = {
+        f"maskfleet predict {run_dir} {data}/val/*.jpg": "draw what it sees",
+        f"maskfleet eval {run_dir}": "AP, class by class",
+        "maskfleet data inspect DATA": "look through your own COCO-format data",
+        "maskfleet train runs/mine --data DATA": "train on it",
+    }
+    width = max(map(len, hints))
+    out.print("\nWhat to try next:")
+    for command, purpose in hints.items():
+        out.print(f"  {command:<{width}}  {purpose}", markup=False)

@@ -36,7 +36,9 @@ def _old_name_text(name: str, fields: dict[str, ConfigField]) -> str:
 
 def _field_text(field: ConfigField) -> str:
     lines = [field.path, f"  {field.help}", f"  takes:   {field.takes}", f"  default: {_shown(field.default)}"]
-    old = [row.name for rows in TABLE.values() for row in rows if isinstance(row, Mapped) and field.path in row.paths]
+    rows = [row for rows in TABLE.values() for row in rows if not isinstance(row, Explained)]
+    meanings = {row.name: row_of(row.name) for row in rows}
+    old = [name for name, row in meanings.items() if isinstance(row, Mapped) and field.path in row.paths]
     if old:
         lines.append(f"  old names: {', '.join(old)}")
     return "\n".join(lines) + "\n"

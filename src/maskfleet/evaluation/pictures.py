@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import cv2
 import numpy as np
@@ -17,6 +17,8 @@ from maskfleet.data.store import AnnotationStore, clean_instances
 from maskfleet.errors import DataError
 
 Picture = NDArray[np.uint8]
+Scalar = TypeVar("Scalar", np.uint8, np.bool_)
+MIN_DRAWN_PX = 320  # longer side of a drawn picture
 Categories = Sequence[tuple[int, str]]  # (id, name) by label
 
 
@@ -28,16 +30,17 @@ def read_picture(path: Path) -> Picture:
 
 
 def drawn_detections(picture: Picture, results: Sequence[dict[str, Any]], categories: Categories) -> Picture:
-    """`picture` with COCO `results` drawn on it."""
+    """`picture` with COCO `results` drawn on it; a small one is enlarged."""
+    factor = _enlargement(picture)
     label_of = {identity: label for label, (identity, _) in enumerate(categories, 1)}
     boxes = np.array([result["bbox"] for result in results], np.float64).reshape(-1, 4)
     boxes[:, 2:] += boxes[:, :2]
     masks = None
     if results and "segmentation" in results[0]:
-        masks = [rle_pixels(result["segmentation"]) for result in results]
+        masks = [_enlarged(rle_pixels(result["segmentation"]), factor) for result in results]
     return viz.draw(
-        picture,
-        boxes,
+        _enlarged(picture, factor),
+        factor * boxes,
         [label_of.get(result["category_id"], result["category_id"]) for result in results],
         [result["score"] for result in results],
         masks=masks,
@@ -46,16 +49,18 @@ def drawn_detections(picture: Picture, results: Sequence[dict[str, Any]], catego
 
 
 def drawn_truth(store: AnnotationStore, index: int) -> Picture:
-    """Image `index` of `store` with its annotations drawn on it."""
+    """Image `index` of `store` with its annotations drawn on it; a small one is enlarged."""
     record = store.image(index)
     picture = read_image(record.path, image_id=record.id)
+    factor = _enlargement(picture)
     objects = clean_instances(record, store.instances(index)).objects
     masks = []
     for number in range(len(objects)):
         rle = objects.rle(number)
-        masks.append(rle_pixels(rle) if rle is not None else _filled(objects.polygons(number), picture.shape[:2]))
+        mask = rle_pixels(rle) if rle is not None else _filled(objects.polygons(number), picture.shape[:2])
+        masks.append(_enlarged(mask, factor))
     names = [category.name for category in store.categories]
-    return viz.draw(picture, objects.boxes, objects.labels, masks=masks, names=names)
+    return viz.draw(_enlarged(picture, factor), factor * objects.boxes, objects.labels, masks=masks, names=names)
 
 
 def rle_pixels(rle: dict[str, Any]) -> NDArray[np.bool_]:
@@ -65,6 +70,16 @@ def rle_pixels(rle: dict[str, Any]) -> NDArray[np.bool_]:
     runs = runs_from_text(counts.encode() if isinstance(counts, str) else counts)
     values = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
     return values.reshape(width, height).T
+
+
+def _enlargement(picture: Picture) -> int:
+    """By how much a small picture is drawn larger, so that its labels can be read."""
+    longer: int = max(picture.shape[:2])
+    return max(1, -(-MIN_DRAWN_PX // longer))
+
+
+def _enlarged(pixels: NDArray[Scalar], factor: int) -> NDArray[Scalar]:
+    return pixels.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
 def _filled(polygons: Sequence[NDArray[np.float64]], hw: tuple[int, ...]) -> NDArray[np.bool_]:

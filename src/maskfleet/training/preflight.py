@@ -9,7 +9,7 @@ from maskfleet.config.run import RunConfig
 from maskfleet.data.checks import bad_images, check_split, raise_for, summarise
 from maskfleet.data.source import open_stores
 from maskfleet.data.store import AnnotationStore
-from maskfleet.errors import DataError, WeightsError
+from maskfleet.errors import ConfigError, DataError, WeightsError
 from maskfleet.log import logger
 from maskfleet.training.distributed import Ranks
 
@@ -32,8 +32,10 @@ def broken_images(config: RunConfig, stores: Sequence[AnnotationStore], ranks: R
     if ranks.worker.is_chief:
         problems = [check_split(store, workers=CHECK_THREADS) for store in stores]
         everything = [problem for of_store in problems for problem in of_store]
-        if everything:
+        if any(problem.severity == "error" for problem in everything):
             logger.warning("%s", summarise(everything))
+        elif everything:
+            logger.info("%d warnings about the data; `maskfleet data inspect` lists them", len(everything))
         raise_for(everything, config.data.on_bad)
         found = [bad_images(of_store) for of_store in problems]
     answer: list[set[int]] = ranks.broadcast(found)
@@ -51,6 +53,19 @@ def shared_categories(stores: Sequence[AnnotationStore]) -> list[dict[str, objec
                 remedy="give all sets of a run the same list of categories",
             )
     return [{"id": identity, "name": name} for identity, name in first]
+
+
+def expect_weights(config: RunConfig) -> None:
+    """Refuse to freeze, or to normalise by, what nobody has learnt."""
+    backbone = config.model.backbone
+    has_weights = config.train.weights is not None or backbone.weights is not None
+    if not has_weights and (backbone.freeze_at > 0 or backbone.norm == "FreezeBN"):
+        raise ConfigError(
+            f"the backbone starts from random weights, but model.backbone.freeze_at is {backbone.freeze_at} and "
+            f"model.backbone.norm is {backbone.norm}, which need trained ones",
+            remedy="give a detector (--set train.weights=FILE) or a backbone (--set model.backbone.weights=FILE), or "
+            "train from random weights with --recipe scratch",
+        )
 
 
 def found_weights(name: str, config: RunConfig) -> Path:

@@ -28,7 +28,7 @@ from maskfleet.training.loop import Run, fit
 from maskfleet.training.metrics import Metrics
 from maskfleet.training.optim import build_optimizer
 from maskfleet.training.precision import precision_for
-from maskfleet.training.preflight import broken_images, found_weights, open_sets, shared_categories
+from maskfleet.training.preflight import broken_images, expect_weights, found_weights, open_sets, shared_categories
 from maskfleet.training.schedule import Schedule, schedule_for
 from maskfleet.training.showcase import REPORT_PICTURES, sample_pictures, write_run_report
 from maskfleet.training.state import Parts, Progress, position_of, restore, room_needed, weights_of
@@ -199,6 +199,8 @@ def _seed_everything(seed: int) -> None:
 def _model(config: RunConfig, device: torch.device, *, fresh: bool) -> MaskRCNN:
     """The model with the weights it starts from; those of a resumed run come from its checkpoint."""
     model = build_mask_rcnn(config.model)
+    if fresh:
+        expect_weights(config)
     if fresh and config.train.weights is not None:
         path = found_weights(config.train.weights, config)
         report = load_weights(model, config.model, path, on_class_mismatch="reinit")
@@ -255,8 +257,8 @@ def _mean_over(ranks: Ranks, device: torch.device) -> Any:
 
 
 def _announce(schedule: Schedule, num_images: int, worker: Worker, device: torch.device, precision: str) -> None:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    logger.info("%d ranks on %s, %s", worker.world_size, name, precision)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
+    logger.info("%d rank%s on %s, %s", worker.world_size, "s"[: worker.world_size != 1], name, precision)
     logger.info(
         "%d images; %d steps of %d images, %d steps an epoch; learning rate %.6g after %d steps of warm-up",
         num_images,

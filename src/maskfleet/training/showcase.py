@@ -88,7 +88,7 @@ def _machine(device: torch.device) -> dict[str, str]:
     if device.type == "cuda":
         where = torch.cuda.get_device_name(device)
     else:
-        where = f"{platform.processor() or platform.machine()} CPU, {torch.get_num_threads()} threads"
+        where = f"{platform.machine()} CPU, threads: {torch.get_num_threads()}"
     facts = {"device": where, "torch": torch.__version__, "maskfleet": __version__, "python": platform.python_version()}
     commit = _commit()
     return facts | ({"commit": commit} if commit else {})
@@ -114,5 +114,5 @@ def _next_steps(run_dir: Path, config: RunConfig) -> list[str]:
         f"Evaluate again, class by class: `maskfleet eval {run_dir}`",
         f"Look at the curves while training: `tensorboard --logdir {run_dir}/tensorboard`",
         "Check your own COCO-format data: `maskfleet data inspect DATA`",
-        "Train on it: `maskfleet train runs/mine --recipe r50_fpn_1x --data DATA`",
+        "Train on it: `maskfleet train runs/mine --data DATA`",
     ]

@@ -63,7 +63,7 @@ def snapshot_of(
     categories: list[dict[str, Any]],
     windows: list[dict[str, Any]],
 ) -> Snapshot:
-    """Everything needed to go on after `progress.done` steps; `windows` is each rank's unwritten share of the metrics."""
+    """Everything needed to go on from `progress`; `windows` is each rank's unwritten share of the metrics."""
     tensors = {f"model/{name}": tensor for name, tensor in parts.model.state_dict().items()}
     tensors |= {f"momentum/{name}": tensor for name, tensor in momentum_state(parts.model, parts.optimizer).items()}
     if parts.ema is not None:
