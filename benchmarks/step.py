@@ -81,10 +81,8 @@ def train(config: ModelConfig, options: argparse.Namespace) -> dict[str, Any]:
         world_size=1,
     )
     if options.turn is not None:
-        torch.backends.cudnn.benchmark = False
         runner._learn(_placed(batches[0]))
         runner._update.drop_gradients()
-        torch.backends.cudnn.benchmark = True
     waited_s = _wait_for_turn(options.turn)
     losses, metrics = runner.step(batches[0], lr=0.0, update=True, with_metrics=True)
     compiled = {name: value.item() for name, value in losses.items()}

@@ -10,7 +10,8 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -85,7 +86,6 @@ class CompiledStepRunner:
         world_size: int,
     ) -> None:
         keep_compiled_code(os.environ)
-        torch.backends.cudnn.benchmark = True
         torch._dynamo.config.recompile_limit = MAX_COMPILATIONS
         if world_size > 1:
             for tensor in (*model.parameters(), *model.buffers()):
@@ -156,6 +156,7 @@ class CompiledStepRunner:
         if capacity != self._capacity:
             self._capacity = capacity
             self._recordings.clear()
+            self._pool = None
         key = tuple(batch.images.pixels.shape)
         if key in self._recordings:
             return self._recordings[key]
@@ -165,7 +166,8 @@ class CompiledStepRunner:
         started_at = time.monotonic()
         logger.info("compiling the step for images of %d x %d: a minute or two, less from the second run on", *key[2:])
         try:
-            self._recordings[key] = self._recorded(batch)
+            with _searching_algorithms():
+                self._recordings[key] = self._recorded(batch)
         except Exception as error:
             # Compilers fail in too many ways to name, and a run that is slow is worth more than none.
             self._give_up(_first_lines(error))
@@ -225,6 +227,17 @@ class CompiledStepRunner:
         (total / self.steps_per_update).backward()  # type: ignore[no-untyped-call]
         self._update.watch(total.detach(), places.image_ids)
         return {name: value.detach() for name, value in losses.items()}, metrics
+
+
+@contextmanager
+def _searching_algorithms() -> Iterator[None]:
+    """Inside the block cuDNN tries its algorithms and keeps the fastest; elsewhere shapes change too often for that."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def keep_compiled_code(env: MutableMapping[str, str]) -> None:
