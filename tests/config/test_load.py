@@ -165,6 +165,14 @@ def test_a_directory_of_another_run_is_refused_and_left_alone(tmp_path: Path) ->
     assert (tmp_path / "run.yaml").read_bytes() == before
 
 
+def test_a_run_may_go_on_with_its_data_elsewhere_and_other_habits(tmp_path: Path) -> None:
+    first = recipe("r50_fpn_1x")
+    write_run_file(tmp_path, first)
+    moved = replaced(first, {"data.root": "elsewhere", "data.num_workers": 3, "checkpoint.keep_last": 9})
+    write_run_file(tmp_path, moved)
+    assert load(tmp_path / "run.yaml") == moved
+
+
 def test_writing_the_same_run_again_changes_nothing(tmp_path: Path) -> None:
     write_run_file(tmp_path, recipe("demo"))
     before = (tmp_path / "run.yaml").stat().st_mtime_ns

@@ -28,6 +28,17 @@ _SWITCHABLE = {name for base in ("standard", "optimized") for name in (base, FAS
 # Two fields that say the same thing in two units: setting one takes the other one back.
 _RIVALS = (("train.step_schedule", "train.epoch_schedule"), ("train.images_per_epoch", "train.steps_per_epoch"))
 
+# What a run may change while it goes on: where things are and how often it speaks, not what it computes.
+_FREE_TO_CHANGE = (
+    "data.root",
+    "data.cache_dir",
+    "data.num_workers",
+    "train.log_every_steps",
+    "train.compile",
+    "eval.",
+    "checkpoint.",
+)
+
 _FIELDS = {field.path: field for field in walk_fields(RunConfig)}
 
 
@@ -81,17 +92,22 @@ def load(path: Path) -> RunConfig:
 
 
 def write_run_file(run_dir: Path, config: RunConfig) -> Path:
-    """Write `config` to RUN_DIR/run.yaml; a directory that holds another run is an error."""
+    """Write `config` to RUN_DIR/run.yaml; a directory that holds another run is an error.
+
+    The same run may go on with its data elsewhere, or with other habits of logging, evaluating and saving.
+    """
     path = run_dir / RUN_FILE
     if path.exists():
         changed = differences(load(path), config)
+        if not changed:
+            return path
+        changed = {name: values for name, values in changed.items() if not name.startswith(_FREE_TO_CHANGE)}
         if changed:
             lines = "\n".join(f"    {name}: there {was!r}, here {now!r}" for name, (was, now) in changed.items())
             raise ConfigError(
                 f"{run_dir} holds another run, which differs in\n{lines}",
                 remedy=f"choose another run directory, or continue that run with --config {path}",
             )
-        return path
     run_dir.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{RUN_FILE}.{os.getpid()}.partial")
     partial.write_text(dump(config), encoding="utf-8")

@@ -26,7 +26,7 @@ ANNOTATION_KINDS: dict[str, tuple[Severity, str]] = {
     "no-images": ("error", "check that this is the right annotation file: its list of images is empty"),
     "no-annotations": ("error", "check that this is the right annotation file: there is nothing to learn from it"),
     "no-categories": ("error", "add the list of categories, each with an id and a name, to the annotation file"),
-    "no-outline": ("warning", "nothing to do for boxes alone; the mask head learns nothing from these annotations"),
+    "no-outline": ("warning", "nothing to do for boxes alone; with masks, the box stands in for the outline"),
     "duplicate-category": ("error", "give each category its own id; only the first of them counts"),
     "duplicate-image": ("error", "give each image its own id; all annotations of the id go to the first of them"),
     "duplicate-annotation": ("error", "give each annotation its own id; evaluation keeps only one of them"),

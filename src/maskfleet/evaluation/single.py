@@ -28,9 +28,9 @@ def detect_in(
     """COCO results of `picture` [h, w, 3] BGR, by falling score; categories count from 1 if they have no ids."""
     original = (picture.shape[0], picture.shape[1])
     data, model_config = run.data, run.model
-    height, width = resized_sizes(
-        *original, short_edge_px=data.test_short_edge_px, max_px=model_config.canvas_max_px
-    )[0].tolist()
+    height, width = resized_sizes(*original, short_edge_px=data.test_short_edge_px, max_px=model_config.canvas_max_px)[
+        0
+    ].tolist()
     size = (height, width)
     resized = cv2.resize(picture, (width, height), interpolation=cv2.INTER_LINEAR)
     pixels = torch.from_numpy(resized).permute(2, 0, 1)[None]
