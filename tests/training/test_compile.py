@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import golden
 import pytest
+import small
 import torch
 from torch import Tensor, nn
 
@@ -205,3 +206,37 @@ def test_compiled_losses_on_the_goldens_input_are_those_of_fp32_eager(
     differences = {name: abs(losses[name].item() / value - 1) for name, value in expected.items()}
     print(precision, differences)
     assert max(differences.values()) < tolerance, differences
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("steps_per_update", [1, 2])
+def test_recorded_steps_move_the_weights_as_eager_ones_do(
+    steps_per_update: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    device = torch.device("cuda")
+    shapes = [(96, 128), (128, 96)]
+    weights = []
+    for make in (StepRunner, CompiledStepRunner):
+        model = small.small_model("fpn").to(device).train()
+        start = {name: value.detach().clone() for name, value in model.named_parameters()}
+        runner = make(
+            model,
+            build_optimizer(model, TrainConfig()),
+            precision=precision_for("fp32", device),
+            gradient_clip=5.0,
+            steps_per_update=steps_per_update,
+            world_size=1,
+        )
+        for step in range(4):
+            batch = small.small_batch([shapes[step // 2]] * 2, numbers=[2 * step, 2 * step + 1]).to(device)
+            runner.step(batch, lr=1e-3, update=(step + 1) % steps_per_update == 0, with_metrics=step == 3)
+        weights.append({name: (value - start[name]).norm() for name, value in model.named_parameters()})
+    assert isinstance(runner, CompiledStepRunner)
+    assert runner.is_compiled
+    eager, recorded = weights
+    assert sum(move > 0 for move in eager.values()) > 20
+    for name, move in eager.items():
+        torch.testing.assert_close(recorded[name], move, rtol=1e-2, atol=1e-7, msg=name)
