@@ -82,7 +82,7 @@ class Update:
         # The fused kernel divides gradients by this, as if it were a loss scale.
         scale = (norm / self.gradient_clip).clamp(min=1).reshape(1) if self.gradient_clip > 0 else None
         for group in self.optimizer.param_groups:
-            parameters: list[nn.Parameter] = group["params"]
+            parameters: list[Tensor] = group["params"]
             with torch.no_grad():
                 torch._fused_sgd_(
                     parameters,
@@ -99,7 +99,7 @@ class Update:
                     found_inf=forbidden,
                 )
 
-    def _momentum_of(self, parameter: nn.Parameter) -> Tensor:
+    def _momentum_of(self, parameter: Tensor) -> Tensor:
         """The parameter's momentum, zero at first, in its own memory layout, as the fused kernel needs it."""
         buffer: Tensor | None = self.optimizer.state[parameter].get("momentum_buffer")
         if buffer is None or buffer.stride() != parameter.stride():
@@ -110,6 +110,6 @@ class Update:
         return buffer
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
+def _gradient(parameter: Tensor) -> Tensor:
     assert parameter.grad is not None, "a trainable parameter had no part in the loss"
     return parameter.grad
