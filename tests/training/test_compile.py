@@ -128,6 +128,17 @@ def test_after_a_number_that_is_not_finite_no_weight_moves_and_its_images_are_he
     assert update.image_ids.tolist() == [0, 0]
 
 
+def test_gradients_add_up_in_one_piece_in_the_layout_of_their_weights() -> None:
+    conv = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+    update = Update(build_optimizer(conv, TrainConfig()), gradient_clip=0.0)
+    update.add_up_gradients()
+    for _ in range(2):
+        (conv.weight.sum() * 2 + (conv.bias * torch.tensor([1.0, 2.0, 3.0])).sum()).backward()
+    assert conv.weight.grad is not None
+    assert conv.weight.grad.stride() == conv.weight.stride()
+    assert update.gradient_sum.tolist() == [4.0] * 54 + [2.0, 4.0, 6.0]
+
+
 def test_rehearsal_moves_nothing() -> None:
     _, _, ours, update = two_lines(0.0)
     before = ours.kernel.detach().clone()

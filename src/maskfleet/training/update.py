@@ -68,9 +68,10 @@ class Update:
         if self._sum is None:
             count = sum(parameter.numel() for parameter in self.parameters)
             self._sum = torch.zeros(count, device=self.parameters[0].device)
-        parts = self._sum.split([parameter.numel() for parameter in self.parameters])
-        for parameter, part in zip(self.parameters, parts, strict=True):
-            parameter.grad = part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())
+        start = 0
+        for parameter in self.parameters:
+            parameter.grad = self._sum.as_strided(parameter.shape, parameter.stride(), start)
+            start += parameter.numel()
 
     @property
     def gradient_sum(self) -> Tensor:
