@@ -48,7 +48,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     _cause(
         "disk full",
-        r"No space left on device|Disk quota exceeded|ENOSPC|the disk (?:is full|has no room)",
+        r"No space left on device|Disk quota exceeded|ENOSPC|no room left on the disk|the disk (?:is full|has no room)",
         "A disk is full, most likely the one of the run directory.",
         "free some room (old runs and checkpoints), or launch with a run directory on another disk: the run goes on "
         "from its last whole checkpoint",
@@ -106,24 +106,11 @@ CAUSES: tuple[Cause, ...] = (
         "restore them from a backup, or launch with another --name to begin anew",
     ),
     _cause(
-        "weights",
-        r"error: .*(?:weights|\.npz|\.safetensors|\.pth).*(?:not|no |cannot|missing|lacks|does not)",
-        "The weights to start from are missing or do not fit the model.",
-        "check train.weights and model.backbone.weights with `maskfleet weights inspect FILE`",
-    ),
-    _cause(
-        "missing data",
-        r"error: .*(?:images?|annotation|data\.root|train2017|val2017|data|folder).*"
-        r"(?:not in|do(?:es)? not exist|not there|is no|are no|missing|cannot be found|cannot read|not found)"
-        r"|FileNotFoundError: .*\.(?:jpe?g|png|json)|error: there is no (?!field).*",
-        "Images or annotations are not where the run file says.",
-        "stage the data to data.root on every host; `maskfleet data check` says what is missing",
-    ),
-    _cause(
-        "bad data",
-        r"error: .*(?:annotation|category|categories|bbox|polygon|segmentation|JSON|image).*",
-        "The annotations or images are broken.",
-        "`maskfleet data check` lists every fault with the image",
+        "not a number",
+        r"\b(?:loss|losses|total_cost|gradients?)\b.*(?:is|are|became) (?:nan|NaN|inf|not finite|not a number)"
+        r"|total_cost: (?:nan|inf)|Loss is NaN|not finite|not a finite number",
+        "The loss is no longer a number.",
+        "lower train.base_lr or lengthen train.warmup_steps, set train.gradient_clip, and run `maskfleet data check`",
     ),
     _cause(
         "bad config",
@@ -133,11 +120,24 @@ CAUSES: tuple[Cause, ...] = (
         "mend the named field; `maskfleet config explain FIELD` says what it takes",
     ),
     _cause(
-        "not a number",
-        r"\b(?:loss|losses|total_cost|gradients?)\b.*(?:is|are|became) (?:nan|NaN|inf|not finite|not a number)"
-        r"|total_cost: (?:nan|inf)|Loss is NaN|not finite",
-        "The loss is no longer a number.",
-        "lower train.base_lr or lengthen train.warmup_steps, set train.gradient_clip, and run `maskfleet data check`",
+        "weights",
+        r"error: there are no weights|error: .*(?:weights|\.npz|\.safetensors|\.pth).*(?:not|no |cannot|missing|lacks|does not)",
+        "The weights to start from are missing or do not fit the model.",
+        "check train.weights and model.backbone.weights with `maskfleet weights inspect FILE`",
+    ),
+    _cause(
+        "missing data",
+        r"error: .*(?:images?|annotation|data\.root|train2017|val2017|data|folder).*"
+        r"(?:not in|do(?:es)? not exist|not there|\bis no\b|\bare no\b|missing|cannot be found|cannot read|not found)"
+        r"|FileNotFoundError: .*\.(?:jpe?g|png|json)|error: there is no (?!field).*",
+        "Images or annotations are not where the run file says.",
+        "stage the data to data.root on every host; `maskfleet data check` says what is missing",
+    ),
+    _cause(
+        "bad data",
+        r"error: .*(?:annotation|category|categories|bbox|polygon|segmentation|JSON|image).*",
+        "The annotations or images are broken.",
+        "`maskfleet data check` lists every fault with the image",
     ),
     _cause(
         "data worker died",

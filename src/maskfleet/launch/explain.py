@@ -44,7 +44,7 @@ class Explanation:
 
 def explain_lines(lines: Iterable[str]) -> Explanation:
     """The cause that shows in the lines of all ranks, oldest first."""
-    lines = list(lines)
+    lines = _without_aftermath(lines)
     rank, trace = first_failure(lines)
     texts = ("\n".join(trace), "\n".join(_RANK.sub("", line) for line in lines))
     # The words of the first rank that failed weigh more than what the others said about it.
@@ -70,7 +70,7 @@ def first_failure(lines: Sequence[str]) -> tuple[int | None, tuple[str, ...]]:
         if not any(_NOTICED.search(text) for text in block):
             return rank, block
         noticed = noticed if noticed[1] else (rank, block)
-    return noticed
+    return _root_cause(lines) or noticed
 
 
 def explain_job(run_dir: Path) -> str:
@@ -88,6 +88,30 @@ def explain_job(run_dir: Path) -> str:
         case _:
             head = f"The run is {status.state}{f': {status.detail}' if status.detail else ''}."
             return f"{head}\n\n{explain_lines(log_lines(run_dir)).render()}"
+
+
+def _root_cause(lines: Sequence[str]) -> tuple[int, tuple[str, ...]] | None:
+    """The rank that torchrun saw failing first, for ranks that died without a word."""
+    for number, line in enumerate(lines):
+        if line.startswith("Root Cause"):
+            block = [own.strip() for own in lines[number + 1 : number + 8]]
+            rank = next((match for own in block if (match := re.match(r"rank\s*: (\d+)", own))), None)
+            if rank is not None:
+                return int(rank[1]), tuple(own for own in block if own.startswith(("time", "host", "rank", "exitcode")))
+    return None
+
+
+def _without_aftermath(lines: Iterable[str]) -> list[str]:
+    """`lines` without what torchrun tells of ranks that it ended itself because another one had failed."""
+    kept, aftermath = [], False
+    for line in lines:
+        if line.startswith(("Failures:", "Other Failures:")):
+            aftermath = True
+        elif line.startswith(("Root Cause", "------", "======")):
+            aftermath = False
+        if not aftermath:
+            kept.append(line)
+    return kept
 
 
 def _block(lines: Sequence[str], rank: int | None) -> tuple[str, ...]:
