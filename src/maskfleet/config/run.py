@@ -130,7 +130,7 @@ class TrainConfig(Config):
     """Arithmetic of the forward and backward pass; auto is bf16 where the GPU has it and fp32 elsewhere."""
 
     compile: Literal["auto"] | bool = "auto"
-    """Whether the step is compiled; auto does it on a GPU."""
+    """Whether the step is compiled; auto does it on a GPU, unless data.buckets is none."""
 
     weights: str | None = None
     """Whole detector to start from, not to resume: a run directory, .npz, .pth or .safetensors file."""

@@ -102,7 +102,7 @@ def _train(config: RunConfig, run_dir: Path, ranks: Ranks, device: torch.device)
         model,
         parts.optimizer,
         precision=precision,
-        compile=device.type == "cuda" if config.train.compile == "auto" else config.train.compile,
+        compile=_wants_compiled(config, device),
         gradient_clip=config.train.gradient_clip,
         steps_per_update=schedule.steps_per_update,
         world_size=worker.world_size,
@@ -213,6 +213,13 @@ def _model(config: RunConfig, device: torch.device, *, fresh: bool) -> MaskRCNN:
     if device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
+
+
+def _wants_compiled(config: RunConfig, device: torch.device) -> bool:
+    """Whether to compile the step: on a GPU, unless every batch has a shape of its own."""
+    if config.train.compile == "auto":
+        return device.type == "cuda" and config.data.buckets != "none"
+    return config.train.compile
 
 
 def _cursor(snapshot: Snapshot | None, images_per_step: int) -> dict[str, int] | None:
