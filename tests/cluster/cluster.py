@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sysconfig
 import time
 from pathlib import Path
 
@@ -37,6 +38,7 @@ class Cluster:
         self.folder, self.count = folder, count
         self.shared = folder / "shared"
         self.client_home = folder / "client"
+        self.packages = folder / "packages"
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     @property
@@ -54,6 +56,7 @@ class Cluster:
         run("ip", "addr", "add", f"{NETWORK}.1/24", "dev", BRIDGE)
         run("ip", "link", "set", BRIDGE, "up")
         self._client()
+        self._packages()
         for number in range(1, self.count + 1):
             self._network(number)
             self._home(number)
@@ -155,13 +158,20 @@ class Cluster:
             shutil.copy(self.client_home / ".ssh" / file, home / ".ssh" / file)
         shutil.copy(self.client_home / ".ssh" / "id_ed25519.pub", home / ".ssh" / "authorized_keys")
         (home / ".ssh" / "config").write_text("Host *\n  StrictHostKeyChecking accept-new\n  LogLevel ERROR\n")
-        (home / ".ssh" / "environment").write_text("OMP_NUM_THREADS=1\n")
+        (home / ".ssh" / "environment").write_text(f"OMP_NUM_THREADS=1\nPYTHONPATH={self.packages}\n")
         (home / "sshd_config").write_text(
             f"ListenAddress {self.address(number)}\nHostKey {home}/host_key\nPidFile none\nUsePAM no\nStrictModes no\n"
             f"AuthorizedKeysFile {home}/.ssh/authorized_keys\nPermitRootLogin prohibit-password\n"
             "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitUserEnvironment yes\n"
             "MaxStartups 100\nSubsystem sftp internal-sftp\n"
         )
+
+    def _packages(self) -> None:
+        """What the hosts' own Python has: all of this environment, such as torch, but maskfleet."""
+        self.packages.mkdir()
+        for path in Path(sysconfig.get_paths()["purelib"]).iterdir():
+            if "maskfleet" not in path.name and path.suffix != ".pth":
+                (self.packages / path.name).symlink_to(path)
 
     def _client(self) -> None:
         ssh = self.client_home / ".ssh"

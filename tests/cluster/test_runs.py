@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from datetime import datetime
 
@@ -62,3 +64,67 @@ def test_a_host_that_is_cut_off_and_comes_back_costs_no_step(client: Client) -> 
     assert newest.step == steps[-1]
     detected = datetime.fromisoformat(lost[0].split()[0]).timestamp()
     assert 0 < resumed - detected < 90
+
+
+def test_the_run_outlives_the_process_that_launched_it(client: Client) -> None:
+    launcher = client.start(*client.options("--name", "orphan", "-s", "train.epoch_schedule=[[20, null]]"))
+    assert launcher.stdout is not None
+    handle = launcher.stdout.readline().strip()
+    run_dir = run_dir_of(handle)
+    until(lambda: any(record["step"] >= 5 for record in read_metrics(run_dir)))
+    os.killpg(launcher.pid, signal.SIGKILL)
+    launcher.wait()
+    launcher.stdout.close()
+    output = client.finish(handle)
+    steps = [line for line in output.splitlines() if line.startswith("[rank0]: ") and " step: " in line]
+    logged = [line for line in steps if "evaluation" not in line]
+    assert len(logged) == 20 * 4
+    assert "training is done" in output
+    only = client("logs", handle, "--rank", "2").stdout
+    assert all(line.startswith("[rank2]: ") for line in only.splitlines())
+
+
+def test_cancel_leaves_no_process_on_any_host_twice_in_a_row(client: Client) -> None:
+    handle = client.launched("--name", "cancelled", *LONG)
+    run_dir = run_dir_of(handle)
+    until(lambda: any(record["step"] >= 5 for record in read_metrics(run_dir)))
+    assert all(client.cluster.processes(number) for number in (1, 2, 3))
+    for _ in range(2):
+        done = client("cancel", handle)
+        assert done.returncode == 0, done.stderr
+        assert [client.cluster.processes(number) for number in (1, 2, 3)] == [[], [], []]
+    assert client.status(handle)["state"] == "cancelled"
+    newest = CheckpointStore(run_dir / "checkpoints", keep_last=3).newest()
+    assert newest is not None
+    assert newest.step == read_metrics(run_dir)[-1]["step"]
+
+
+def test_the_run_goes_on_without_the_host_that_led_it(client: Client) -> None:
+    cluster = client.cluster
+    handle = client.launched("--name", "leaderless", "--min-nodes", "2", *LONG)
+    run_dir = run_dir_of(handle)
+    until(lambda: any(record["step"] >= 20 for record in read_metrics(run_dir)))
+    cluster.cut_host(1)
+    try:
+        until(lambda: any(record["ranks"] == 2 for record in read_metrics(run_dir)), 150)
+    finally:
+        cluster.start_host(1)
+    until(lambda: read_metrics(run_dir)[-1]["ranks"] == 3, 150)
+    assert any("host 1 leads from now on" in event for event in client.status(handle)["events"])
+    assert client("cancel", handle).returncode == 0
+    steps = [record["step"] for record in read_metrics(run_dir)]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_mpirun_that_hangs_on_a_lost_host_is_ended_and_the_run_goes_on(client: Client) -> None:
+    cluster = client.cluster
+    handle = client.launched("--name", "mpi-loss", "--with", "mpirun", "--min-nodes", "2", *LONG)
+    run_dir = run_dir_of(handle)
+    until(lambda: any(record["step"] >= 20 for record in read_metrics(run_dir)))
+    cluster.cut_host(3)
+    try:
+        until(lambda: any(record["ranks"] == 2 for record in read_metrics(run_dir)), 150)
+    finally:
+        cluster.start_host(3)
+    assert client("cancel", handle).returncode == 0
+    assert [cluster.processes(number) for number in (1, 2, 3)] == [[], [], []]

@@ -121,7 +121,8 @@ CAUSES: tuple[Cause, ...] = (
     ),
     _cause(
         "weights",
-        r"error: there are no weights|error: .*(?:weights|\.npz|\.safetensors|\.pth).*(?:not|no |cannot|missing|lacks|does not)",
+        r"error: there are no weights"
+        r"|error: .*(?:weights|\.npz|\.safetensors|\.pth).*(?:not|no |cannot|missing|lacks|does not)",
         "The weights to start from are missing or do not fit the model.",
         "check train.weights and model.backbone.weights with `maskfleet weights inspect FILE`",
     ),

@@ -1,0 +1,198 @@
+"""What one host tells the doctor about itself. Sent there and run alone: standard library only, and torch for `reduce`.
+
+python3 probe.py '{"what": "facts", …}'      prints one JSON object
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+MIB = 2**20
+SPEED_MIB = 32
+GPU_FIELDS = "index,name,memory.used,memory.total,utilization.gpu,ecc.errors.uncorrected.volatile.total,driver_version"
+
+
+def facts(asked: dict[str, Any]) -> dict[str, Any]:
+    """Versions, GPUs, room, speed, data and what can be reached from here."""
+    root = Path(os.path.expanduser(asked["root"]))  # noqa: PTH111 - a leading ~ of any kind
+    root.mkdir(parents=True, exist_ok=True)
+    return {
+        "time": time.time(),
+        "python": platform.python_version(),
+        "torch": _version("torch"),
+        "maskfleet": _version("maskfleet"),
+        "gpus": _gpus(),
+        "shm_free": shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else None,  # noqa: S108
+        "disk_free": shutil.disk_usage(root).free,
+        "write_mib_per_s": _write_speed(root),
+        "port_free": _is_free(int(asked["port"])),
+        "unreachable": [name for name, port in asked["others"] if not _reaches(name, int(port))],
+        "data": _manifest(Path(os.path.expanduser(asked["data"]))) if asked.get("data") else None,  # noqa: PTH111
+    }
+
+
+def token(asked: dict[str, Any]) -> dict[str, Any]:
+    """Write the doctor's token on one host, read it on the others, and take it away."""
+    path = Path(os.path.expanduser(asked["root"])) / ".maskfleet-doctor"  # noqa: PTH111
+    if asked["do"] == "write":
+        path.write_text(asked["token"])
+    elif asked["do"] == "remove":
+        path.unlink(missing_ok=True)
+    return {"token": path.read_text() if path.exists() else None}
+
+
+def reduce_over(asked: dict[str, Any]) -> dict[str, Any]:
+    """Start this host's ranks of an all-reduce, under torchrun; the answer is what its first rank measured."""
+    argv = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={asked['nodes']}"]
+    argv += [f"--nproc-per-node={asked['slots']}", "--rdzv-backend=c10d", "--rdzv-id=doctor", "--max-restarts=0"]
+    argv += [f"--rdzv-endpoint={asked['endpoint']}", f"--local-addr={asked['address']}"]
+    argv.append(f"--rdzv-conf=is_host={str(asked['is_host']).lower()},join_timeout={asked['timeout_s']}")
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    interface = _interface(asked["address"])
+    if interface:
+        env = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface, **env}
+    argv += [__file__, json.dumps({"what": "rank"})]
+    try:
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=asked["timeout_s"])
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer within {asked['timeout_s']} s"}
+    measured = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode != 0:
+        return {"error": (done.stderr.strip().splitlines() or ["no words"])[-1]}
+    return json.loads(measured[0]) if measured else {}
+
+
+def rank(asked: dict[str, Any]) -> dict[str, Any]:
+    """One rank of the all-reduce: checks the sum and measures the speed."""
+    import datetime
+
+    import torch
+    import torch.distributed as dist
+
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=datetime.timedelta(seconds=30))
+    ones = torch.ones((256 if on_gpu else 8) * MIB // 4, device=device)
+    dist.all_reduce(ones)
+    right = bool((ones == dist.get_world_size()).all())
+    started_at = time.monotonic()
+    for _ in range(3):
+        dist.all_reduce(ones)
+    float(ones[0])  # waits for the device
+    seconds = (time.monotonic() - started_at) / 3
+    ranks = dist.get_world_size()
+    moved = 2 * (ranks - 1) / ranks * ones.numel() * 4  # bytes that each rank must send
+    dist.destroy_process_group()
+    return {"ranks": ranks, "right": right, "gb_per_s": moved / seconds / 1e9}
+
+
+def own_address(asked: dict[str, Any]) -> dict[str, Any]:
+    """The address from which this host would reach the first of the others."""
+    for name, _ in asked["others"]:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((name, 9))
+            except OSError:
+                continue  # the next one may have a name that resolves
+            return {"address": probe.getsockname()[0]}
+    return {"address": "127.0.0.1"}
+
+
+def _interface(address: str) -> str | None:
+    import fcntl
+    import struct
+
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", os.fsencode(name)[:15]))
+            except OSError:
+                continue  # no IPv4 address
+        if socket.inet_ntoa(answer[20:24]) == address:
+            return name
+    return None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _gpus() -> list[list[str]]:
+    if shutil.which("nvidia-smi") is None:
+        return []
+    argv = ["nvidia-smi", f"--query-gpu={GPU_FIELDS}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+    if done.returncode != 0:
+        return []
+    return [[part.strip() for part in line.split(",")] for line in done.stdout.splitlines()]
+
+
+def _write_speed(root: Path) -> float:
+    path, block = root / f".maskfleet-speed-{os.getpid()}", os.urandom(MIB)
+    started_at = time.monotonic()
+    try:
+        with path.open("wb") as file:
+            for _ in range(SPEED_MIB):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        path.unlink(missing_ok=True)
+    return SPEED_MIB / (time.monotonic() - started_at)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True
+
+
+def _reaches(name: str, port: int) -> bool:
+    try:
+        with socket.create_connection((name, port), timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def _manifest(root: Path) -> str | None:
+    """A digest of names and sizes in the data's folders; None if there is no such folder."""
+    if not root.is_dir():
+        return None
+    digest = hashlib.sha256()
+    for folder, names, files in os.walk(root):
+        names.sort()
+        for name in sorted(files):
+            if not name.startswith("."):
+                path = Path(folder) / name
+                digest.update(f"{path.relative_to(root)} {path.stat().st_size}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+ANSWERS = {"facts": facts, "token": token, "reduce": reduce_over, "rank": rank, "address": own_address}
+
+if __name__ == "__main__":
+    question = json.loads(sys.argv[1])
+    answer = ANSWERS[question["what"]](question)
+    if question["what"] != "rank" or os.environ.get("RANK") == "0":
+        print(json.dumps(answer))
