@@ -104,10 +104,9 @@ class SshBackend:
             for name, content in rendered.files.items():
                 await first.put(name, content.encode())
             await self._check_shared(hosts, rendered)
-            starts = [command for command in rendered.commands if " start " in command[3]]
-            for command in rendered.commands:
-                if command not in starts:
-                    await _run_there(hosts[command[1]], command[3], timeout_s=SETUP_S)
+            before, starts = rendered.commands[: -len(self._hosts)], rendered.commands[-len(self._hosts) :]
+            for command in before:
+                await _run_there(hosts[command[1]], command[3], timeout_s=SETUP_S)
             await _each(_run_there(hosts[command[1]], command[3]) for command in starts)
 
     async def _check_shared(self, hosts: dict[str, Connection], rendered: Rendered) -> None:

@@ -1,0 +1,197 @@
+"""Parts of launching on hosts that need no host: what is sent, who is alive, what the doctor makes of facts."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import subprocess
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maskfleet.config.launch import SshLaunch
+from maskfleet.config.recipes import recipe
+from maskfleet.launch.doctor import Facts, Verdict, judge_host, judge_together
+from maskfleet.launch.job import job_for
+from maskfleet.launch.jobdir import Beat, Endpoint, Host, Job, JobFolder
+from maskfleet.launch.peers import GRACE_S, LOST_S, Peers
+from maskfleet.launch.shell import remote_line
+from maskfleet.launch.ssh import SshBackend
+from maskfleet.launch.starters import bare_address, torchrun
+from maskfleet.launch.supervisor import ssh_target
+from maskfleet.launch.wheel import built_wheel
+
+GOLDEN = Path(__file__).parent / "golden"
+LAUNCH = SshLaunch(
+    hosts=("node1=2", "me@node2:2222=4"), min_nodes=1, run_root="/efs/my fleet", environment="/opt/env", max_restarts=2
+)
+TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)))
+
+
+@given(st.lists(TEXT, min_size=1))
+def test_a_remote_shell_reads_back_the_same_arguments(argv: list[str]) -> None:
+    assert shlex.split(remote_line(["x", *argv])[2:]) == argv
+
+
+def test_a_real_shell_does_no_harm_with_any_argument(tmp_path: Path) -> None:
+    nasty = [
+        "a b",
+        "$(touch harm)",
+        "`touch harm`",
+        "'",
+        '"',
+        "\n",
+        ";touch harm",
+        "*",
+        "~",
+        "~root",
+        "~/a b$(touch harm)",
+    ]
+    line = remote_line(["printf", "%s\\0", *nasty])
+    done = subprocess.run(
+        ["sh", "-c", line],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env={"HOME": "/h", "PATH": "/usr/bin:/bin"},
+    )
+    assert done.stdout.split("\0")[:-1] == [*nasty[:-1], "/h/a b$(touch harm)"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_sent_to_hosts_is_as_recorded() -> None:
+    rendered = SshBackend(LAUNCH).render(job_for(recipe("demo"), LAUNCH, slots=(2, 4), name="golden"))
+    files = {name: content for name, content in rendered.files.items() if "run.yaml" not in name}
+    sent = {"files": files, "commands": [list(command) for command in rendered.commands]}
+    assert sent == json.loads((GOLDEN / "ssh.json").read_text())
+
+
+def test_rendering_twice_gives_the_same_bytes_even_with_a_wheel() -> None:
+    launch = SshLaunch(hosts=("a",))
+    first, second = (SshBackend(launch).render(job_for(recipe("demo"), launch, slots=(1,), name="x")) for _ in range(2))
+    assert first == second
+    assert first.text() == second.text()
+
+
+def test_the_wheel_has_every_file_and_a_true_record() -> None:
+    _, name, content = built_wheel()
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        names = archive.namelist()
+        record = next(one for one in names if one.endswith("RECORD"))
+        listed = [line.split(",")[0] for line in archive.read(record).decode().splitlines()]
+    assert name.startswith("maskfleet-")
+    assert sorted(listed) == sorted(names)
+    assert "maskfleet/launch/supervisor.py" in names
+    assert not any("__pycache__" in one for one in names)
+
+
+@pytest.mark.parametrize(
+    ("address", "bare", "target"),
+    [
+        ("node1", "node1", ["--", "node1"]),
+        ("me@node1", "node1", ["--", "me@node1"]),
+        ("me@node1:2222", "node1", ["-p", "2222", "--", "me@node1"]),
+        ("me@[fe80::1]:22", "fe80::1", ["-p", "22", "--", "me@fe80::1"]),
+    ],
+)
+def test_addresses_are_taken_apart(address: str, bare: str, target: list[str]) -> None:
+    assert bare_address(address) == bare
+    assert ssh_target(address) == target
+
+
+def job(hosts: int = 2) -> Job:
+    return Job("a", "torchrun", tuple(Host(f"h{i}", 8) for i in range(hosts)), 1, 3, 29400, "~", {})
+
+
+def test_torchrun_is_elastic_and_meets_at_the_endpoint(tmp_path: Path) -> None:
+    argv = torchrun(job(), tmp_path, tmp_path / "logs", index=1, endpoint=Endpoint(17, 0, "10.0.0.1"))
+    assert "--nnodes=1:2" in argv
+    assert "--nproc-per-node=8" in argv
+    assert "--rdzv-endpoint=10.0.0.1:29401" in argv
+    assert any("is_host=false" in argument for argument in argv)
+    assert argv[-4:] == ["-m", "maskfleet", "train", str(tmp_path)]
+
+
+def beat(count: int) -> Beat:
+    return Beat(count, 1, "running", 0, 0, 0.0, "10.0.0.2", [])
+
+
+def test_a_host_is_lost_only_after_many_missed_beats_and_back_with_the_next(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path)
+    folder.host(1).mkdir(parents=True)
+    folder.write_beat(1, beat(41))  # of an earlier life
+    now = [0.0]
+    peers = Peers(folder, job(), 0, clock=lambda: now[0])
+    assert peers.look() == ([], [])
+    now[0] = GRACE_S - 1
+    assert peers.look() == ([], []), "hosts may take their time to begin"
+    folder.write_beat(1, beat(1))
+    assert peers.look() == ([], [])
+    now[0] += LOST_S
+    assert peers.look() == ([], [])
+    now[0] += 1
+    assert peers.look() == ([1], [])
+    assert peers.look() == ([], []), "it is lost once"
+    assert peers.alive() == [0]
+    folder.write_beat(1, beat(2))
+    assert peers.look() == ([], [1])
+    assert peers.alive() == [0, 1]
+
+
+def test_a_host_that_never_begins_is_lost_after_the_grace(tmp_path: Path) -> None:
+    now = [0.0]
+    peers = Peers(JobFolder(tmp_path), job(), 0, clock=lambda: now[0])
+    now[0] = GRACE_S + 1
+    assert peers.look() == ([1], [])
+
+
+def said(**changes: Any) -> dict[str, Any]:
+    gpu = ["0", "A100", "3", "40960", "0", "0", "550.1"]
+    facts: dict[str, Any] = {"python": "3.11.7", "torch": "2.13.0", "maskfleet": None, "gpus": [gpu], "shm_free": 2**34}
+    facts |= {"disk_free": 2**40, "write_mib_per_s": 500.0, "port_free": True, "unreachable": [], "data": "abc"}
+    return facts | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "skew_s", "name", "verdict"),
+    [
+        ({}, 0, None, Verdict.OK),
+        ({"python": "3.9.2"}, 0, "python", Verdict.FAIL),
+        ({"torch": None}, 0, "torch", Verdict.FAIL),
+        ({}, 8, "clock", Verdict.FAIL),
+        ({"port_free": False}, 0, "port", Verdict.WARN),
+        ({"unreachable": ["h1"]}, 0, "reach", Verdict.FAIL),
+        ({"disk_free": 2**30}, 0, "disk", Verdict.WARN),
+        ({"write_mib_per_s": 3.0}, 0, "write speed", Verdict.WARN),
+        ({"shm_free": 2**26}, 0, "shared memory", Verdict.WARN),
+        ({"data": None}, 0, "data", Verdict.FAIL),
+        ({"gpus": []}, 0, "gpu", Verdict.WARN),
+        ({"gpus": [["0", "A100", "3", "40960", "0", "2", "550.1"]]}, 0, "gpu 0", Verdict.FAIL),
+        ({"gpus": [["0", "A100", "9000", "40960", "97", "0", "550.1"]]}, 0, "gpu 0", Verdict.WARN),
+    ],
+)
+def test_each_fault_of_a_host_is_found_with_a_remedy(
+    changes: dict[str, Any], skew_s: float, name: str | None, verdict: Verdict
+) -> None:
+    findings = judge_host(Facts(Host("h0", 1), said(**changes), skew_s), needs_data=True)
+    bad = [finding for finding in findings if finding.verdict is not Verdict.OK]
+    assert [(finding.name, finding.verdict) for finding in bad] == ([(name, verdict)] if name else [])
+    assert all(finding.remedy for finding in bad)
+
+
+def test_fewer_gpus_than_slots_fail() -> None:
+    findings = judge_host(Facts(Host("h0", 8), said(), 0), needs_data=True)
+    assert [finding.name for finding in findings if finding.verdict is Verdict.FAIL] == ["gpus"]
+
+
+def test_hosts_that_differ_are_found_with_their_names() -> None:
+    facts = [Facts(Host("h0", 1), said(), 0), Facts(Host("h1", 1), said(torch="2.12.0", data="xyz"), 0)]
+    bad = {finding.name: finding.found for finding in judge_together(facts) if finding.verdict is Verdict.FAIL}
+    assert set(bad) == {"same torch", "same data"}
+    assert bad["same torch"] == "h0: 2.13.0, h1: 2.12.0"
