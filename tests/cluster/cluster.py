@@ -66,6 +66,10 @@ class Cluster:
         for number in list(self._processes):
             self.kill_host(number)
         for number in range(1, self.count + 1):
+            for pid in run(
+                "ip", "netns", "pids", f"mf{number}", check=False
+            ).stdout.split():  # of tests that were killed
+                os.kill(int(pid), signal.SIGKILL)
             run("ip", "link", "delete", f"mfv{number}", check=False)  # the kernel takes its time with namespaces
             run("ip", "netns", "delete", f"mf{number}", check=False)
             shutil.rmtree(f"/etc/netns/mf{number}", ignore_errors=True)
