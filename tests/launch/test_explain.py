@@ -107,3 +107,9 @@ def test_the_first_failure_wins_over_what_others_say_about_it() -> None:
 
 def test_causes_have_names_of_their_own() -> None:
     assert len({cause.name for cause in CAUSES}) == len(CAUSES) >= 25
+
+
+def test_the_page_on_troubleshooting_lists_every_cause() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
+    for cause in CAUSES:
+        assert f"| {cause.name} | {cause.meaning} |" in page
