@@ -65,6 +65,16 @@ def test_a_dry_run_sends_nothing(workshop: Workshop) -> None:
     assert not (workshop.folder / "runs").exists()
 
 
+def test_a_file_gives_the_slots_of_an_instance_that_nobody_knows(workshop: Workshop) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "launch.md").read_text()
+    (workshop.folder / "more.json").write_text(page.split("```json\n")[1].split("```")[0])
+    options = ["launch", "-c", str(workshop.run_file), "--on", "ssh", "--hosts", "a,b", "--dry-run"]
+    options += ["--launch-set", "environment=/opt/env", "--instance", "x9.large"]
+    assert "nothing is known of the instance type x9.large" in workshop(*options).stderr
+    shown = workshop(*options, "--instances", "more.json").stdout
+    assert shown.count('"slots": 2') == 2
+
+
 def test_launching_imports_no_torch(workshop: Workshop) -> None:
     import subprocess
     import sys
@@ -87,7 +97,7 @@ def test_two_detached_runs_side_by_side_with_killed_ranks_end_alike(workshop: Wo
     )
     victim = run_dir_of(first)
     until(lambda: any(record["step"] >= 8 for record in read_metrics(victim)))
-    os.kill(ranks_of(marked(mark_of(victim, 0)))[0], signal.SIGKILL)
+    os.kill(ranks_of(marked(mark_of(victim)))[0], signal.SIGKILL)
     followed = workshop("logs", "-f", first)
     assert "going on after step" in followed.stdout
     assert followed.stdout.rstrip().endswith("the run is done")
@@ -95,16 +105,16 @@ def test_two_detached_runs_side_by_side_with_killed_ranks_end_alike(workshop: Wo
     status = workshop.status(first)
     assert (status["state"], status["restarts"], status["step"]) == ("done", 1, 240)
     assert losses(victim) == losses(run_dir_of(second))
-    assert marked(mark_of(victim, 0)) == []
+    assert marked(mark_of(victim)) == []
 
 
 def test_cancel_saves_leaves_no_process_and_may_be_repeated(workshop: Workshop) -> None:
     handle = workshop.launched("--name", "a", "--ranks", "2", "--set", "train.epoch_schedule=[[4000, null]]")
     run_dir = run_dir_of(handle)
     until(lambda: any(record["step"] >= 4 for record in read_metrics(run_dir)))
-    assert len(marked(mark_of(run_dir, 0))) >= 3
+    assert len(marked(mark_of(run_dir))) >= 3
     assert workshop("cancel", handle).returncode == 0
-    assert marked(mark_of(run_dir, 0)) == []
+    assert marked(mark_of(run_dir)) == []
     assert workshop("cancel", handle).returncode == 0
     assert workshop.status(handle)["state"] == "cancelled"
     last = max(int(path.stem.split("-")[1]) for path in (run_dir / "checkpoints").glob("step-*.json"))

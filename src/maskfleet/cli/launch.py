@@ -26,6 +26,7 @@ def launch(
     name: Annotated[str | None, typer.Option(help="Name of the job. Default: derived from the run.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Machines; with ssh, the first so many hosts.")] = None,
     instance: Annotated[str | None, typer.Option(help="Instance type, which says how many GPUs a machine has.")] = None,
+    instances: Annotated[Path | None, typer.Option(help="JSON file with facts of more instance types.")] = None,
     hosts: Annotated[
         str | None, typer.Option(help="ssh: hosts with commas between, each with =SLOTS if you like.")
     ] = None,
@@ -45,6 +46,7 @@ def launch(
     """Launch a run; prints a handle for status, logs, explain and cancel."""
     from maskfleet.config.load import resolve
     from maskfleet.launch.backend import backend_for
+    from maskfleet.launch.instances import INSTANCES, with_overrides
     from maskfleet.launch.job import job_for
     from maskfleet.launch.slots import slots_for
 
@@ -62,7 +64,8 @@ def launch(
         "detach": True if detach else None,
     }
     target = launch_config(resolved.launch, on, {k: v for k, v in changes.items() if v is not None}, launch_set or [])
-    target, slots = slots_for(target, nodes=nodes)
+    known = with_overrides(instances) if instances is not None else INSTANCES
+    target, slots = slots_for(target, nodes=nodes, known=known)
     backend = backend_for(target)
     rendered = backend.render(job_for(resolved.config, target, slots=slots, name=name))
     if dry_run:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from maskfleet.launch.jobdir import stamp
-from maskfleet.launch.processes import sweep
+from maskfleet.launch.processes import end, marked, sweep, wrappers_of
 
 _MPI_TAG = re.compile(rb"^\[1,(\d+)\]<std\w+>: ?")
 
@@ -45,7 +45,9 @@ class Child:
     def stop(self, patience_s: float) -> None:
         """Ask once, wait, then kill all that is left."""
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+            # mpirun would kill the ranks a second after asking them; asked alone, one rank tells all others to save.
+            wrappers = wrappers_of(marked(self._mark))
+            end(wrappers or [self._process.pid], number=signal.SIGTERM)
             try:
                 self._process.wait(patience_s)
             except subprocess.TimeoutExpired:

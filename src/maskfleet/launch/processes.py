@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import time
@@ -11,9 +12,9 @@ MARK = "MASKFLEET_JOB"
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def mark_of(run_dir: Path, index: int) -> str:
-    """What marks the processes of host `index` of the job in `run_dir`."""
-    return f"{index}:{run_dir}"
+def mark_of(run_dir: Path) -> str:
+    """What marks the processes of the job in `run_dir`; plain letters, since it passes through many hands."""
+    return hashlib.sha256(str(run_dir).encode()).hexdigest()[:20]
 
 
 def marked(mark: str) -> list[int]:
@@ -30,6 +31,11 @@ def marked(mark: str) -> list[int]:
 def ranks_of(pids: list[int]) -> list[int]:
     """Those of `pids` that are ranks, by torchrun's or mpirun's own variables."""
     return [pid for pid in pids if _is_rank(_environment(Path("/proc") / str(pid)))]
+
+
+def wrappers_of(pids: list[int]) -> list[int]:
+    """Those of `pids` that hold a rank under mpirun (rank.py)."""
+    return [pid for pid in pids if b"maskfleet.launch.rank" in _read(Path("/proc") / str(pid) / "cmdline").split(b"\0")]
 
 
 def age_s(pid: int) -> float | None:
@@ -68,10 +74,13 @@ def _is_rank(environment: bytes) -> bool:
 
 
 def _environment(folder: Path) -> bytes:
+    state = _read(folder / "stat").rpartition(b")")[2].split()
+    return b"" if not state or state[0] == b"Z" else _read(folder / "environ")
+
+
+def _read(path: Path) -> bytes:
     try:
-        if (folder / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-            return b""
-        return (folder / "environ").read_bytes()
+        return path.read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return b""  # gone, or another user's and so none of ours
 

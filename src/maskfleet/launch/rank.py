@@ -1,17 +1,20 @@
-"""One rank under mpirun: marks itself as its host's, finds its network interface, and becomes the trainer.
-
-mpirun hands every host the same environment, but mark and interface differ between hosts.
-"""
+"""One rank under mpirun: finds its host's network interface, starts the trainer, and lets it save before it ends."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
 
 from maskfleet.launch.jobdir import Job, JobFolder
 from maskfleet.launch.starters import bare_address, environment, local_address, train_command
+
+STOPS = (signal.SIGTERM, signal.SIGINT)
+STOPPED = "stopped"  # file in the host's folder: its rank was asked to stop, and saved
 
 
 def own_index(job: Job) -> int:
@@ -29,12 +32,29 @@ def _resolved(name: str) -> str:
         return name
 
 
-def main() -> None:
+def main() -> int:
     run_dir = Path(sys.argv[1])
-    job = JobFolder(run_dir).job()
-    env = environment(job, run_dir, own_index(job), os.environ)
-    os.execve(sys.executable, [sys.executable, *train_command(run_dir)], env)
+    folder = JobFolder(run_dir)
+    job = folder.job()
+    index = own_index(job)
+    trainer = subprocess.Popen(
+        [sys.executable, *train_command(run_dir)], env=environment(job, run_dir, index, os.environ)
+    )
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one would keep the trainer from saving
+        trainer.send_signal(number)
+
+    for number in STOPS:
+        signal.signal(number, pass_on)
+    code = trainer.wait()
+    if code in [128 + number for number in STOPS]:
+        # mpirun would kill the ranks that still save if this one ended with anything but 0.
+        folder.host(index).mkdir(parents=True, exist_ok=True)
+        (folder.host(index) / STOPPED).touch()
+        return 0
+    return 128 - code if code < 0 else code
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

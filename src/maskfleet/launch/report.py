@@ -127,7 +127,7 @@ def stop(run_dir: Path, index: int, *, patience_s: float = 90) -> list[int]:
                 if time.monotonic() > deadline:
                     break
                 time.sleep(0.1)
-        left = sweep(mark_of(run_dir, index))
+        left = sweep(mark_of(run_dir))
     JobFolder(run_dir).write_outcome("cancelled", 143)
     return left
 

@@ -43,7 +43,8 @@ def slots_for(
             if nodes is not None and nodes > len(hosts):
                 raise LaunchError(f"--nodes {nodes}, but there are only {len(hosts)} hosts", remedy="name more hosts")
             hosts = hosts[:nodes]
-            settled = {"hosts": tuple(f"{host.address}={host.slots}" for host in hosts), "hosts_file": None}
+            addresses = tuple(f"{host.address}={host.slots}" for host in hosts)
+            settled = {"hosts": addresses, "hosts_file": None, "instance": None}
             return replaced(launch, settled), tuple(host.slots for host in hosts)
         case SageMakerLaunch() | EksLaunch():
             return launch, (instance_named(launch.instance, known).gpus,) * launch.nodes

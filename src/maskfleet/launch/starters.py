@@ -21,7 +21,7 @@ _SIOCGIFADDR = 0x8915
 
 def environment(job: Job, run_dir: Path, index: int, base: Mapping[str, str]) -> dict[str, str]:
     """Of every process of the job on host `index`."""
-    env = {**base, "PYTHONUNBUFFERED": "1", **job.env, MARK: mark_of(run_dir, index)}
+    env = {**base, "PYTHONUNBUFFERED": "1", **job.env, MARK: mark_of(run_dir)}
     env["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "[rank${rank}]: "
     # torchrun would keep one store for all attempts, in which the ranks of a new one find the addresses of dead ones.
     env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -67,7 +67,8 @@ def mpirun(job: Job, run_dir: Path, logs: Path, *, hosts: Mapping[int, str], gen
     argv = ["mpirun", "--hostfile", str(hostfile), "-np", str(slots), "--bind-to", "none", "--map-by", "slot"]
     argv += ["--tag-output", "--output-filename", str(logs), "--mca", "plm_rsh_no_tree_spawn", "1"]
     argv += ["--mca", "plm_rsh_args", "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5"]
-    argv += ["--mca", "odls_base_sigkill_timeout", str(SAVE_S), "--mca", "btl", "tcp,self"]
+    argv += ["--mca", "orte_launch_agent", f"env {MARK}={mark_of(run_dir)} orted"]
+    argv += ["--mca", "btl", "tcp,self"]
     argv += ["-x", f"MASTER_ADDR={first}", "-x", f"MASTER_PORT={port_of(job, generation)}"]
     for name in passed:
         argv += ["-x", name]

@@ -21,6 +21,7 @@ from maskfleet.launch.child import Child, write_line
 from maskfleet.launch.jobdir import Beat, Endpoint, Job, JobFolder
 from maskfleet.launch.peers import BEAT_S, LOST_S, Peers
 from maskfleet.launch.processes import age_s, end, mark_of, marked, ranks_of, sweep
+from maskfleet.launch.rank import STOPPED
 from maskfleet.launch.shell import remote_line
 from maskfleet.launch.starters import JOIN_S, SAVE_S, environment, local_address, mpirun, torchrun
 
@@ -39,7 +40,7 @@ class Supervisor:
         self.index = index
         self.own = self.folder.host(index)
         self.output = self.own / "output.log"
-        self.mark = mark_of(run_dir, index)
+        self.mark = mark_of(run_dir)
         self.peers = Peers(self.folder, self.job, index)
         self.generation = 0
         self.restarts = 0
@@ -82,7 +83,7 @@ class Supervisor:
             code = child.exit_code()
             if code is not None:
                 child.clean()
-                return code
+                return 128 + signal.SIGTERM if code == 0 and self._was_stopped() else code
             if self._is_over():
                 if self.folder.wants_cancel() or self.leaves:
                     child.stop(SAVE_S + BROKEN_S)
@@ -119,10 +120,16 @@ class Supervisor:
             if os.getuid() == 0:
                 env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
             self._mpi_hosts = self._reachable()
+            for stale in self.folder.path.glob(f"host-*/{STOPPED}"):
+                stale.unlink(missing_ok=True)
             argv = mpirun(self.job, run_dir, logs, hosts=self._mpi_hosts, generation=self.generation)
         else:
             argv = torchrun(self.job, run_dir, logs, index=self.index, endpoint=endpoint)
         return Child(argv, cwd=Path(self.job.cwd).expanduser(), env=env, output=self.output, mark=self.mark)
+
+    def _was_stopped(self) -> bool:
+        """Whether a rank under mpirun was asked to stop: it hides that from mpirun."""
+        return any(self.folder.path.glob(f"host-*/{STOPPED}"))
 
     def _look(self) -> float | None:
         """Act on hosts that were lost or came back; seconds to let the ranks end, if they must be started anew."""
