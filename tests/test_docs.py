@@ -7,6 +7,7 @@ import re
 import runpy
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -179,7 +180,13 @@ def test_the_figures_of_the_readme_are_those_of_the_result_files() -> None:
     figures = [re.findall(r"\| ([\d.]+)(?:,[^|]*)? ", row)[:2] for row in rows]
     loader, scoring, store = result("loader.json"), result("eval.json"), result("store.json")
     rate = loader["images_per_cpu_s"]
+    step: Any = result("step.json")
+    ours = {(row["what"], row["batch"]): row["images_per_s"] for row in step["alone"]}
+    [peer] = [row["peer"]["images_per_s"] for row in step["side_by_side"] if "peer" in row]
     assert figures == [
+        [f"{ours['train', 16]:.0f}", f"{peer:.0f}"],
+        [f"{ours['detect', 16]:.0f}"],
+        [f"{result('checkpoint.json')['blocked_ms']['median_of_rest']:.0f}"],
         [f"{rate['maskfleet']:.0f}", f"{rate['peer']:.0f}"],
         [f"{rate['maskfleet_resize_on_device']:.0f}", f"{rate['peer']:.0f}"],
         [f"{scoring['maskfleet']['cpu_s']:.1f}", f"{scoring['pycocotools']['cpu_s']:.1f}"],
