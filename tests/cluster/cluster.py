@@ -77,7 +77,7 @@ class Cluster:
 
     def start_host(self, number: int) -> None:
         """Boot: the link is up and sshd runs, in a process namespace of the host's own."""
-        run("ip", "link", "set", f"mfv{number}", "up")
+        self.plug(number)
         home = self._home_of(number)
         apart = [
             "ip",
@@ -110,6 +110,9 @@ class Cluster:
 
     def unplug(self, number: int) -> None:
         run("ip", "link", "set", f"mfv{number}", "down")
+
+    def plug(self, number: int) -> None:
+        run("ip", "link", "set", f"mfv{number}", "up")
 
     def kill_host(self, number: int) -> None:
         process = self._processes.pop(number)

@@ -117,3 +117,14 @@ def test_a_full_disk_is_named_with_its_host(client: Client) -> None:
 def test_a_folder_that_is_not_shared_is_refused(client: Client) -> None:
     words = refused(client, "--launch-set", "run_root=~/maskfleet")
     assert "is not shared between the hosts: node" in words
+
+
+def test_a_fault_in_the_data_ends_the_run_after_the_budget_and_is_explained(client: Client) -> None:
+    done = client(*client.options("--name", "faulty", "--max-restarts", "1", *SHORT, "-s", "data.root=/nowhere"))
+    assert done.returncode == 1
+    assert "cause: missing data" in done.stderr
+    handle = done.stdout.splitlines()[0]
+    status = client.status(handle)
+    assert (status["state"], status["restarts"]) == ("failed", 1)
+    assert "there is no folder /nowhere" in client("explain", handle).stdout
+    assert [client.cluster.processes(number) for number in (1, 2, 3)] == [[], [], []]

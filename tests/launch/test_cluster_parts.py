@@ -20,6 +20,7 @@ from maskfleet.launch.doctor import Facts, Verdict, judge_host, judge_together
 from maskfleet.launch.job import job_for
 from maskfleet.launch.jobdir import Beat, Endpoint, Host, Job, JobFolder
 from maskfleet.launch.peers import GRACE_S, LOST_S, Peers
+from maskfleet.launch.reach import CUT_S, Reach
 from maskfleet.launch.shell import remote_line
 from maskfleet.launch.ssh import SshBackend
 from maskfleet.launch.starters import bare_address, torchrun
@@ -149,6 +150,31 @@ def test_a_host_that_never_begins_is_lost_after_the_grace(tmp_path: Path) -> Non
     peers = Peers(JobFolder(tmp_path), job(), 0, clock=lambda: now[0])
     now[0] = GRACE_S + 1
     assert peers.look() == ([1], [])
+
+
+def test_only_an_answer_that_was_there_before_can_be_missed(tmp_path: Path) -> None:
+    now = [0.0]
+    reach = Reach(JobFolder(tmp_path), job(3), 0, clock=lambda: now[0])
+    now[0] = 1000
+    reach.note(False)
+    assert not reach.is_cut_off(leads=False), "a firewall that never let anything through says nothing"
+    reach.note(True)
+    now[0] += CUT_S
+    assert not reach.is_cut_off(leads=True)
+    now[0] += 1
+    assert reach.is_cut_off(leads=True)
+    assert reach.is_cut_off(leads=False)
+    reach.note(True)
+    assert not reach.is_cut_off(leads=False)
+
+
+def test_of_two_hosts_the_leading_one_goes_on(tmp_path: Path) -> None:
+    now = [0.0]
+    reach = Reach(JobFolder(tmp_path), job(2), 0, clock=lambda: now[0])
+    reach.note(True)
+    now[0] = CUT_S + 1
+    assert not reach.is_cut_off(leads=True)
+    assert reach.is_cut_off(leads=False)
 
 
 def said(**changes: Any) -> dict[str, Any]:

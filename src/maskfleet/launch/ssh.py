@@ -158,6 +158,8 @@ class SshBackend:
                         _remote(handle, arguments), stdin=asyncssh.DEVNULL, errors="replace"
                     )
                     async for line in process.stdout:
+                        if not line:
+                            break  # the end comes as an empty line
                         after, text = line[:27], line[28:].rstrip("\n")
                         yield text
                     await process.wait()

@@ -22,6 +22,7 @@ from maskfleet.launch.jobdir import Beat, Endpoint, Job, JobFolder
 from maskfleet.launch.peers import BEAT_S, LOST_S, Peers
 from maskfleet.launch.processes import age_s, end, mark_of, marked, ranks_of, sweep
 from maskfleet.launch.rank import STOPPED
+from maskfleet.launch.reach import Reach
 from maskfleet.launch.shell import remote_line
 from maskfleet.launch.starters import JOIN_S, SAVE_S, environment, local_address, mpirun, torchrun
 
@@ -42,6 +43,7 @@ class Supervisor:
         self.output = self.own / "output.log"
         self.mark = mark_of(run_dir)
         self.peers = Peers(self.folder, self.job, index)
+        self.reach = Reach(self.folder, self.job, index)
         self.generation = 0
         self.restarts = 0
         self.state = "starting"
@@ -55,9 +57,11 @@ class Supervisor:
         """Until the run ends; the answer is its exit code."""
         sweep(self.mark)  # ranks of an earlier supervisor that was killed
         threading.Thread(target=self._beat_forever, daemon=True).start()
+        self.reach.watch()
         self._say(f"supervisor of host {self.index} ({self.job.hosts[self.index].address}) is up")
         checkpoint = self.folder.newest_checkpoint()
         while not self._is_over():
+            self._await_network()
             self._elect()
             code = self._one_generation()
             if code is None:
@@ -137,7 +141,7 @@ class Supervisor:
         if self._leads():
             self._call_lost_hosts()
         known = self.folder.endpoint()
-        if self._endpoint_lost() or (known is not None and known.generation != self.generation):
+        if self._is_cut_off() or self._endpoint_lost() or (known is not None and known.generation != self.generation):
             return BROKEN_S
         if self.job.starter == "mpirun":
             missing = any(host in self._mpi_hosts for host in lost)
@@ -218,6 +222,12 @@ class Supervisor:
         self.restarts += 1
         self._say(f"host {self.index} joins again, restart {self.restarts} of {self.job.max_restarts}")
 
+    def _await_network(self) -> None:
+        """A host that reaches no other stays out, and silent, until it does."""
+        if self._is_cut_off():
+            self._say(f"host {self.index} ({self.job.hosts[self.index].address}) reaches no other host, and stays out")
+            self._wait(lambda: self._is_over() or not self._is_cut_off(), float("inf"))
+
     def _elect(self) -> None:
         """Agree on the host that keeps the rendezvous: the one it was, or the first alive if that one is lost."""
         self.state = "waiting"
@@ -297,6 +307,9 @@ class Supervisor:
         known = self.folder.endpoint()
         return known.host if known is not None else 0
 
+    def _is_cut_off(self) -> bool:
+        return self.reach.is_cut_off(leads=self._leads())
+
     def _endpoint_lost(self) -> bool:
         return self.peers.is_lost(self._endpoint_host())
 
@@ -315,7 +328,8 @@ class Supervisor:
 
     def _beat_forever(self) -> None:
         while True:
-            self._beat()
+            if not self._is_cut_off():  # or the others would wait for ranks that they cannot reach
+                self._beat()
             time.sleep(BEAT_S)
 
     def _beat(self) -> None:
