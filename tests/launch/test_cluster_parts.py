@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from maskfleet.config.launch import SshLaunch
 from maskfleet.config.recipes import recipe
 from maskfleet.launch.doctor import Facts, Verdict, judge_host, judge_together
-from maskfleet.launch.job import job_for
+from maskfleet.launch.job import JobState, job_for
 from maskfleet.launch.jobdir import Beat, Endpoint, Host, Job, JobFolder
 from maskfleet.launch.peers import GRACE_S, LOST_S, Peers
 from maskfleet.launch.reach import CUT_S, Reach
+from maskfleet.launch.report import status_of
 from maskfleet.launch.shell import remote_line
 from maskfleet.launch.ssh import SshBackend
 from maskfleet.launch.starters import bare_address, torchrun
@@ -150,6 +151,27 @@ def test_a_host_that_never_begins_is_lost_after_the_grace(tmp_path: Path) -> Non
     peers = Peers(JobFolder(tmp_path), job(), 0, clock=lambda: now[0])
     now[0] = GRACE_S + 1
     assert peers.look() == ([1], [])
+
+
+def test_a_job_that_nobody_begins_is_not_waited_for_without_end(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path)
+    folder.path.mkdir()
+    (folder.path / "job.json").write_text(job().to_json())
+    written_at = (folder.path / "job.json").stat().st_mtime
+    assert status_of(tmp_path, now=written_at + 10).state is JobState.PENDING
+    assert status_of(tmp_path, now=written_at + 1000).state is JobState.LOST
+
+
+def test_a_host_that_others_miss_is_lost_in_the_status(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path)
+    for index in range(2):
+        folder.host(index).mkdir(parents=True)
+    (folder.path / "job.json").write_text(job().to_json())
+    folder.write_beat(0, Beat(9, 1, "running", 0, 0, 100.0, "10.0.0.1", [1]))
+    folder.write_beat(1, Beat(5, 1, "running", 0, 0, 90.0, "10.0.0.2", []))
+    status = status_of(tmp_path, now=101.0)
+    assert [host.state for host in status.hosts] == ["running", "lost"]
+    assert (status.state, status.detail) == (JobState.RUNNING, "goes on with 1 of 2 hosts")
 
 
 def test_only_an_answer_that_was_there_before_can_be_missed(tmp_path: Path) -> None:

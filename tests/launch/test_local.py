@@ -16,9 +16,11 @@ from workshop import Workshop
 from maskfleet.config.launch import LocalLaunch
 from maskfleet.config.recipes import recipe
 from maskfleet.errors import LaunchError
-from maskfleet.launch.job import JobHandle, job_for
+from maskfleet.launch.job import JobHandle, JobState, job_for
+from maskfleet.launch.jobdir import JobFolder
 from maskfleet.launch.local import LocalBackend
-from maskfleet.launch.processes import mark_of, marked, ranks_of
+from maskfleet.launch.processes import age_s, mark_of, marked, ranks_of
+from maskfleet.launch.report import status_of
 from maskfleet.launch.shell import RecordingShell
 from maskfleet.training.metrics import read_metrics
 
@@ -120,6 +122,27 @@ def test_cancel_saves_leaves_no_process_and_may_be_repeated(workshop: Workshop) 
     last = max(int(path.stem.split("-")[1]) for path in (run_dir / "checkpoints").glob("step-*.json"))
     assert last == read_metrics(run_dir)[-1]["step"]
     assert workshop("cancel", "local:///no/such/run").returncode == 0
+
+
+def test_a_machine_that_goes_down_saves_and_the_same_launch_goes_on_later(workshop: Workshop) -> None:
+    short = ("--name", "a", "-s", "train.epoch_schedule=[[30, null]]", "-s", "eval.every_epochs=0")
+    handle = workshop.launched(*short)
+    run_dir = run_dir_of(handle)
+    until(lambda: any(record["step"] >= 8 for record in read_metrics(run_dir)))
+    beat = JobFolder(run_dir).beat(0)
+    assert beat is not None
+    os.kill(beat.pid, signal.SIGTERM)  # as init does to every process
+    until(lambda: not marked(mark_of(run_dir)) and age_s(beat.pid) is None)
+    saved = max(int(path.stem.split("-")[1]) for path in (run_dir / "checkpoints").glob("step-*.json"))
+    assert saved == read_metrics(run_dir)[-1]["step"] < 180
+    assert JobFolder(run_dir).outcome() is None
+    assert "host 0 leaves" in workshop("logs", handle).stdout
+    status = status_of(run_dir)
+    assert (status.state, status.hosts[0].state) == (JobState.LOST, "left")
+    again = workshop("launch", "-c", str(workshop.run_file), *short)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert f"going on after step {saved}" in again.stdout
+    assert read_metrics(run_dir)[-1]["step"] == 180
 
 
 def test_a_bug_that_kills_every_attempt_stops_after_the_budget_with_its_first_words(workshop: Workshop) -> None:

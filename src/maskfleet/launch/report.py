@@ -20,6 +20,7 @@ from maskfleet.launch.jobdir import JobFolder
 from maskfleet.launch.processes import mark_of, sweep
 
 SILENT_S = 40.0  # between machines, whose clocks may differ a little
+BEGIN_S = 120.0  # after that nobody is expected to begin any more
 POLL_S = 0.3
 _RANK = re.compile(r"^\S+ \[rank(\d+)\]: ?")
 
@@ -39,9 +40,9 @@ def status_of(run_dir: Path, *, now: float | None = None) -> JobStatus:
             hosts.append(HostStatus(host.address, "not started"))
             continue
         silent = now - beat.time
-        is_alive = silent < SILENT_S and index not in lost
+        is_alive = silent < SILENT_S and index not in lost and beat.state != "left"
         alive += is_alive
-        state = beat.state if is_alive or outcome is not None else "lost"
+        state = beat.state if is_alive or outcome is not None or beat.state == "left" else "lost"
         hosts.append(HostStatus(host.address, state, "" if is_alive else f"last sign of life {silent:.0f} s ago"))
         restarts = max(restarts, _restarts(folder, index))
     if outcome is not None:
@@ -52,6 +53,8 @@ def status_of(run_dir: Path, *, now: float | None = None) -> JobStatus:
         detail = f"goes on with {alive} of {len(job.hosts)} hosts" if out else ""
     elif any(beat is not None for beat in beats):
         state, detail, code = JobState.LOST, "no host of the job gives a sign of life; launch it again to go on", None
+    elif now - (folder.path / "job.json").stat().st_mtime > BEGIN_S:
+        state, detail, code = JobState.LOST, "no host has begun; see launch/host-*/supervisor.log", None
     else:
         state, detail, code = JobState.PENDING, "no host has begun yet", None
     return JobStatus(state, detail, folder.last_step(), code, restarts, tuple(hosts), tuple(folder.events()))

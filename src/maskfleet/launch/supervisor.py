@@ -281,6 +281,8 @@ class Supervisor:
         outcome = self.folder.outcome()
         if outcome is None:
             assert self.leaves
+            self.state = "left"
+            self._beat()
             self._say(f"host {self.index} leaves: its supervisor was told to stop, as when a machine goes down")
             return 128 + signal.SIGTERM
         self.state = str(outcome["state"])
