@@ -90,6 +90,7 @@ def test_launching_imports_no_torch(workshop: Workshop) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 def test_two_detached_runs_side_by_side_with_killed_ranks_end_alike(workshop: Workshop) -> None:
     first = workshop.launched(
         "--name", "first", "--set", "train.epoch_schedule=[[40, null]]", "--set", "eval.every_epochs=0"
@@ -124,6 +125,7 @@ def test_cancel_saves_leaves_no_process_and_may_be_repeated(workshop: Workshop) 
     assert workshop("cancel", "local:///no/such/run").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_machine_that_goes_down_saves_and_the_same_launch_goes_on_later(workshop: Workshop) -> None:
     short = ("--name", "a", "-s", "train.epoch_schedule=[[30, null]]", "-s", "eval.every_epochs=0")
     handle = workshop.launched(*short)

@@ -51,8 +51,9 @@ def launch(
     from maskfleet.launch.slots import slots_for
 
     resolved = resolve(recipe_name=recipe, file=config, sets=list(set_ or []))
+    place = on or (resolved.launch.on if resolved.launch is not None else "local")
     changes: dict[str, Any] = {
-        "nodes": nodes if on in ("sagemaker", "eks") else None,
+        "nodes": nodes if place in ("sagemaker", "eks") else None,
         "instance": instance,
         "hosts": tuple(part.strip() for part in hosts.split(",")) if hosts else None,
         "hosts_file": str(hosts_file) if hosts_file else None,
