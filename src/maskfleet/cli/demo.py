@@ -37,9 +37,13 @@ def demo(
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     config = resolve(recipe_name="demo", sets=[f'data.root="{data}"']).config
+    import torch
+
     from maskfleet.training.metrics import read_metrics
     from maskfleet.training.run import train
 
+    # So small a network gains little from more threads, and the loader wants a core too.
+    torch.set_num_threads(max(1, torch.get_num_threads() // 2))
     train(config, run_dir)
     final = [record for record in read_metrics(run_dir) if "mAP(bbox)/IoU=0.5" in record][-1]
     box, mask = final["mAP(bbox)/IoU=0.5"], final["mAP(segm)/IoU=0.5"]
