@@ -92,12 +92,8 @@ def test_launching_imports_no_torch(workshop: Workshop) -> None:
 
 @pytest.mark.slow
 def test_two_detached_runs_side_by_side_with_killed_ranks_end_alike(workshop: Workshop) -> None:
-    first = workshop.launched(
-        "--name", "first", "--set", "train.epoch_schedule=[[40, null]]", "--set", "eval.every_epochs=0"
-    )
-    second = workshop.launched(
-        "--name", "second", "--set", "train.epoch_schedule=[[40, null]]", "--set", "eval.every_epochs=0"
-    )
+    common = ("--ranks", "2", "-s", "train.epoch_schedule=[[20, null]]", "-s", "eval.every_epochs=0")
+    first, second = (workshop.launched("--name", name, *common) for name in ("first", "second"))
     victim = run_dir_of(first)
     until(lambda: any(record["step"] >= 8 for record in read_metrics(victim)))
     os.kill(ranks_of(marked(mark_of(victim)))[0], signal.SIGKILL)
@@ -106,7 +102,7 @@ def test_two_detached_runs_side_by_side_with_killed_ranks_end_alike(workshop: Wo
     assert followed.stdout.rstrip().endswith("the run is done")
     workshop("logs", "-f", second)
     status = workshop.status(first)
-    assert (status["state"], status["restarts"], status["step"]) == ("done", 1, 240)
+    assert (status["state"], status["restarts"], status["step"]) == ("done", 1, 60)
     assert losses(victim) == losses(run_dir_of(second))
     assert marked(mark_of(victim)) == []
 
