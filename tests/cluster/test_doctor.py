@@ -8,6 +8,8 @@ from typing import Any
 
 from client import Client
 
+from cluster import NETWORK
+
 
 def doctor(client: Client, *more: str) -> tuple[int, list[dict[str, Any]]]:
     options = [text for text in client.options(*more) if text not in ("launch", "-c", str(client.run_file))]
@@ -54,3 +56,25 @@ def test_a_folder_of_each_host_alone_is_found_out(client: Client) -> None:
     code, findings = doctor(client, "--launch-set", "run_root=~/maskfleet")
     assert code == 1
     assert verdicts(findings, "shared folder") == {"all": "fail"}
+
+
+def test_a_host_behind_a_jump_host_is_reached_through_it(client: Client) -> None:
+    config = client.cluster.client_home / ".ssh" / "config"
+    before = config.read_text()
+    config.write_text(f"{before}Host far\n  HostName {client.cluster.address(3)}\n  User root\n  ProxyJump node1\n")
+    log = client.cluster.folder / "home3" / "sshd.log"
+    doctor(client)  # gets to know the keys
+    seen = len(log.read_text())
+    options = client.options()
+    options[options.index("--hosts") + 1] = "far"
+    try:
+        done = client(
+            "doctor", *(text for text in options if text not in ("launch", "-c", str(client.run_file))), "--json"
+        )
+    finally:
+        config.write_text(before)
+    assert done.stdout, done.stderr
+    assert verdicts(json.loads(done.stdout), "login") == {"far": "ok"}, done.stdout
+    news = log.read_text()[seen:]
+    assert f"Accepted publickey for root from {client.cluster.address(1)} " in news
+    assert f"Accepted publickey for root from {NETWORK}.1 " not in news

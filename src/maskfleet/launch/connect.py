@@ -136,7 +136,13 @@ async def _learn_key(address: str, *, accept_new: bool, ask: Ask, reason: Except
             f"the key of host {address} is not the one it had before: {reason}",
             remedy=f"if the host was re-made, `ssh-keygen -R {host}`; if not, somebody may stand between you and it",
         ) from reason
-    key = await asyncssh.get_server_host_key(name, **port_option)
+    try:
+        key = await asyncssh.get_server_host_key(name, **port_option)
+    except (asyncssh.Error, OSError) as error:
+        raise LaunchError(
+            f"host {address} cannot be reached, perhaps for the jump host before it: {_words(error)}",
+            remedy=f"log in once with `ssh {address}`, which asks about the keys on the way",
+        ) from error
     if key is None:
         raise LaunchError(f"host {address} shows no key", remedy=f"see `ssh -v {address}`") from reason
     if not accept_new and not ask(
