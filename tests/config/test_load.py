@@ -151,6 +151,13 @@ def test_mask_switch_against_the_recipes_name_is_refused(name: str, mask: str, o
     assert caught.value.remedy == f"use --recipe {other}"
 
 
+def test_without_a_recipe_mask_off_takes_the_one_without_masks(tmp_path: Path) -> None:
+    config = resolve(sets=["model.mask=false"]).config
+    assert config.recipe == "faster_scratch"
+    write_run_file(tmp_path, config)
+    assert load(tmp_path / "run.yaml") == config
+
+
 def test_the_seeds_presets_keep_their_mask_switch() -> None:
     assert not resolve(recipe_name="standard", sets=["model.mask=false"]).config.model.mask
 

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from ruamel.yaml.comments import CommentedMap
 
+from maskfleet.config.base import replaced
 from maskfleet.config.fields import nearest, walk_fields
 from maskfleet.config.launch import LAUNCH_ADAPTER, EksLaunch, LocalLaunch, SageMakerLaunch, SshLaunch
 from maskfleet.config.legacy import is_legacy, translate
@@ -76,7 +77,9 @@ def resolve(*, recipe_name: str | None = None, file: Path | None = None, sets: S
             origins[assignment.path] = assignment.origin
     config = _validated(data, origins)
     if name not in _SWITCHABLE and config.model.mask == name.startswith(FASTER):
-        _refuse_mask_switch(name, config.model.mask)
+        if recipe_name or in_file is not None:
+            _refuse_mask_switch(name, config.model.mask)
+        config = replaced(config, {"recipe": FASTER + name})  # nobody asked for the recipe by name
     return Resolved(config, launch, origins)
 
 

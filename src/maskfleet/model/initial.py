@@ -15,6 +15,8 @@ CUT_NORMAL_STD = 0.87962566103423978
 @torch.no_grad()
 def scaled_cut_normal(kernel: Tensor, *, fan: int, scale: float) -> None:
     """Fill `kernel` from a normal of variance scale / fan, cut at two standard deviations."""
+    if kernel.is_meta:  # a model that is only looked at has shapes and no values
+        return
     kernel.normal_()
     # What falls outside is drawn again, as TensorFlow does; five times faster than nn.init.trunc_normal_.
     while (outside := kernel.abs() > CUT).any():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +18,7 @@ from maskfleet.errors import TrainingError
 
 # Collectives on the control group fail at once when a peer's connection closes; this limit is for silent hosts.
 CONTROL_TIMEOUT = timedelta(minutes=30)
+_PEER_TROUBLE = re.compile(r"gloo|NCCL|connection|peer|socket", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class Ranks:
         if self._control is None:
             return [value]
         gathered: list[Any] | None = [None] * self.worker.world_size if self.worker.is_chief else None
-        with self._naming_the_dead("gathering results"):
+        with self.naming_the_dead("gathering results"):
             dist.gather_object(value, gathered, dst=0, group=self._control)
         return gathered
 
@@ -103,14 +105,14 @@ class Ranks:
         if self._control is None:
             return value
         box = [value]
-        with self._naming_the_dead("waiting for rank 0"):
+        with self.naming_the_dead("waiting for rank 0"):
             dist.broadcast_object_list(box, src=0, group=self._control)
         return box[0]
 
     def barrier(self) -> None:
         """Wait until everybody is here."""
         if self._control is not None:
-            with self._naming_the_dead("waiting for each other"):
+            with self.naming_the_dead("waiting for each other"):
                 dist.barrier(group=self._control)
 
     def agree(self, flags: Sequence[int]) -> list[int]:
@@ -121,7 +123,7 @@ class Ranks:
         """
         if self._control is None:
             return list(flags)
-        with self._naming_the_dead("in a step"):
+        with self.naming_the_dead("in a step"):
             answer = [0] * len(flags)
             if self._pending is not None:
                 work, tensor = self._pending
@@ -137,7 +139,7 @@ class Ranks:
         """Mean of `values`, on the host, over all ranks."""
         if self._control is None:
             return values
-        with self._naming_the_dead("averaging metrics"):
+        with self.naming_the_dead("averaging metrics"):
             dist.all_reduce(values, group=self._control)
         return values / self.worker.world_size
 
@@ -149,10 +151,13 @@ class Ranks:
         )
 
     @contextlib.contextmanager
-    def _naming_the_dead(self, doing: str) -> Iterator[None]:
+    def naming_the_dead(self, doing: str) -> Iterator[None]:
+        """Broken connections inside the block become an error that says which rank is gone."""
         try:
             yield
-        except RuntimeError as error:  # torch.distributed raises its subclasses and itself for broken connections
+        except RuntimeError as error:  # gloo has no type of its own for a peer that is gone
+            if not isinstance(error, dist.DistError) and not _PEER_TROUBLE.search(str(error)):
+                raise
             raise self.lost_peer(error, doing) from error
 
     def _missing(self) -> str:

@@ -80,7 +80,8 @@ def fit(run: Run, progress: Progress) -> list[Scores]:
             update = schedule.updates_after(step)
             log_due = is_last or progress.step % run.config.train.log_every_steps == 0
             lr = schedule.lr_at(step)
-            losses, metrics = run.runner.step(batch.to(run.device), lr=lr, update=update, with_metrics=log_due)
+            with run.ranks.naming_the_dead("in a step"):
+                losses, metrics = run.runner.step(batch.to(run.device), lr=lr, update=update, with_metrics=log_due)
             run.metrics.add(losses)
             if update and run.parts.ema is not None:
                 run.parts.ema.update(run.parts.model)

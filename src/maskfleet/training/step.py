@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,12 @@ from maskfleet.training.optim import gradient_norm, set_lr, trainable
 from maskfleet.training.precision import Precision
 
 Scalars = dict[str, Tensor]
+
+# torch 2.13 has another name for it.
+_DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
+_BUFFERS_STAY: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers": False
+}
 
 
 class TrainStep(nn.Module):
@@ -56,8 +64,8 @@ class StepRunner:
             self._module = DistributedDataParallel(
                 self._module,
                 device_ids=[device] if device.type == "cuda" else None,
-                broadcast_buffers=False,  # frozen, or reduced over the ranks by SyncBN itself
                 gradient_as_bucket_view=True,
+                **_BUFFERS_STAY,  # they are frozen, or reduced over the ranks by SyncBN itself
             )
 
     def step(self, batch: Batch, *, lr: float, update: bool, with_metrics: bool) -> tuple[Scalars, Scalars]:
