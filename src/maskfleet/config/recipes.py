@@ -180,7 +180,7 @@ def demo() -> RunConfig:
             "train.warmup_init_lr": 0.001,
             "train.gradient_clip": 5.0,
             "train.step_schedule": None,
-            "train.epoch_schedule": ((6, 0.1), (8, None)),
+            "train.epoch_schedule": ((4.5, 0.1), (6, None)),
             "train.log_every_steps": 10,
             "eval.every_epochs": 2,
             "eval.images_per_gpu": 4,
