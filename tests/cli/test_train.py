@@ -114,6 +114,15 @@ def test_auto_finds_the_splits_and_writes_their_names(root: Path, tmp_path: Path
     assert "val: [val]" in text
 
 
+def test_a_launched_run_finds_its_splits_when_it_begins(root: Path, tmp_path: Path) -> None:
+    """`maskfleet launch` writes the run file without looking at the data."""
+    auto = {"data.train": ("auto",), "data.val": ("auto",)}
+    write_run_file(tmp_path, replaced(recipe("demo"), {**SMALL, **auto, "data.root": str(root)}))
+    done = maskfleet("train", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "train: [train]" in (tmp_path / "run.yaml").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [

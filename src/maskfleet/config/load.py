@@ -104,7 +104,11 @@ def write_run_file(run_dir: Path, config: RunConfig) -> Path:
         changed = differences(load(path), config)
         if not changed:
             return path
-        changed = {name: values for name, values in changed.items() if not name.startswith(_FREE_TO_CHANGE)}
+        changed = {
+            name: (was, now)
+            for name, (was, now) in changed.items()
+            if not name.startswith(_FREE_TO_CHANGE) and was != ["auto"]  # auto becomes what was found
+        }
         if changed:
             lines = "\n".join(f"    {name}: there {was!r}, here {now!r}" for name, (was, now) in changed.items())
             raise ConfigError(
