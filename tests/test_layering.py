@@ -16,6 +16,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "log": {"errors"},
     "config": {"errors", "log"},
+    "deploy_files": {"errors"},
     "batch": {"errors"},
     "ops": {"errors", "log", "batch"},
     "viz": {"errors"},
@@ -26,10 +27,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": {"errors", "log", "config", "batch", "ops", "rle", "model", "data", "viz"},
     "training": {"errors", "log", "config", "batch", "ops", "rle", "model", "data", "evaluation", "viz"},
     "serve": {"errors", "log", "config", "batch", "ops", "rle", "model", "data", "evaluation", "viz"},
-    "launch": {"errors", "log", "config"},
-    "infra": {"errors", "log", "config"},
+    "launch": {"errors", "log", "config", "deploy_files"},
+    "infra": {"errors", "log", "config", "deploy_files"},
 }
-NO_TORCH = {"__init__", "__main__", "errors", "log", "config", "launch", "infra", "cli", "doctor"}
+NO_TORCH = {"__init__", "__main__", "errors", "log", "config", "launch", "infra", "cli", "doctor", "deploy_files"}
 
 
 def room_of(path: Path) -> str:

@@ -1,0 +1,39 @@
+"""Real tools that tests use: found in .tools (`make test-tools`) or on PATH; a test whose tool is missing says so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = (ROOT / ".tools" / "py" / "bin", ROOT / ".tools" / "checkov" / "bin")
+
+
+def tool(name: str) -> str:
+    """Path of the program `name`, or a skip that says how to get it."""
+    found = shutil.which(name, path=os.pathsep.join([*map(str, FOLDERS), os.environ.get("PATH", "")]))
+    if found is None:
+        pytest.skip(f"{name} is not here: make test-tools installs it")
+    return found
+
+
+def run_tool(name: str, *arguments: str | Path, cwd: Path | None = None, **environment: str) -> str:
+    """Standard output of a tool that must succeed."""
+    done = try_tool(name, *arguments, cwd=cwd, **environment)
+    assert done.returncode == 0, f"{name} {' '.join(map(str, arguments))}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def try_tool(
+    name: str, *arguments: str | Path, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """A tool's run, however it ended."""
+    command: Sequence[str] = [tool(name), *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=300
+    )
