@@ -1,0 +1,159 @@
+"""What the pods of a job do beside mpirun and sshd, with Python's standard library alone.
+
+wait LIMIT_S PORT HOST...   until every worker answers
+check PORT HOST...          whether every worker answers now
+rank COMMAND...             one rank, which saves when it is asked to stop
+leave LIMIT_S               ask the ranks of this pod, or mpirun, to stop, and wait for them
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+def silent(port: int, hosts: Sequence[str], timeout_s: float = 5) -> dict[str, str]:
+    """Why each host that does not greet as SSH on `port` does not; empty when all do."""
+    found = {}
+    for host in hosts:
+        try:
+            with socket.create_connection((host, port), timeout=timeout_s) as connection:
+                connection.settimeout(timeout_s)
+                if not connection.recv(4).startswith(b"SSH-"):
+                    found[host] = "does not speak SSH"
+        except OSError as error:
+            found[host] = str(error)
+    return found
+
+
+def wait(limit_s: float, port: int, hosts: Sequence[str]) -> int:
+    """0 as soon as every host answers; 1 if some do not within `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    said: dict[str, str] = {}
+    while True:
+        missing = silent(port, hosts)
+        if not missing:
+            print(f"all {len(hosts)} workers answer", flush=True)
+            return 0
+        if list(missing) != list(said):
+            print(f"waiting for {len(missing)} of {len(hosts)} workers: {_listed(missing)}", flush=True)
+        said = missing
+        if time.monotonic() >= deadline:
+            print(f"no answer within {limit_s:.0f} s from {_listed(missing)}", file=sys.stderr, flush=True)
+            return 1
+        time.sleep(2)
+
+
+def check(port: int, hosts: Sequence[str]) -> int:
+    """0 if every host answers now, else 1."""
+    missing = silent(port, hosts, timeout_s=3)
+    if missing:
+        print(f"no answer from {_listed(missing)}")
+    return 1 if missing else 0
+
+
+def rank(command: Sequence[str]) -> int:
+    """The exit code of `command`, to which the first wish to stop, and only that, is passed on as SIGTERM.
+
+    After such a stop mpirun would kill the ranks that still save as soon as one ended with anything but 0. Rank 0, which
+    writes the checkpoint, alone ends as what it is, so that the job does not count as done.
+    """
+    asked: list[int] = []
+    trainer: list[subprocess.Popen[bytes]] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if trainer and len(asked) == 1:
+            trainer[0].send_signal(signal.SIGTERM)
+
+    for number in STOPS:
+        signal.signal(number, stop)
+    trainer.append(subprocess.Popen(list(command)))
+    if asked:
+        trainer[0].send_signal(signal.SIGTERM)
+    code = trainer[0].wait()
+    code = 128 - code if code < 0 else code
+    was_stopped = asked and code in (128 + signal.SIGTERM, 128 + signal.SIGINT)
+    return 0 if was_stopped and os.environ.get("OMPI_COMM_WORLD_RANK", "0") != "0" else code
+
+
+def leave(limit_s: float) -> int:
+    """0 once mpirun and the ranks of this pod have ended, 1 if some still run after `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    daemons = _named("orted")
+    for process in _named("mpirun"):
+        _signal(process.pid, signal.SIGUSR1)  # mpirun passes it on to every rank; SIGTERM would give them one second
+    for process in _processes():
+        if process.parent in {daemon.pid for daemon in daemons}:
+            _signal(process.pid, signal.SIGTERM)
+    while _named("mpirun") or _named("orted"):
+        if time.monotonic() >= deadline:
+            return 1
+        time.sleep(0.2)
+    return 0
+
+
+class Process(NamedTuple):
+    """A process of this pod."""
+
+    pid: int
+    name: str
+    parent: int
+
+
+def _named(name: str) -> list[Process]:
+    return [process for process in _processes() if process.name == name]
+
+
+def _processes() -> list[Process]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                text = (folder / "stat").read_text()
+            except OSError:
+                continue  # it has just ended
+            name, _, rest = text.partition("(")[2].rpartition(")")
+            state, parent, *_ = rest.split()
+            if state not in "XZ":
+                found.append(Process(int(folder.name), name, int(parent)))
+    return found
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return  # it ended by itself
+
+
+def _listed(missing: dict[str, str]) -> str:
+    return ", ".join(f"{host} ({why})" for host, why in missing.items())
+
+
+def main(arguments: Sequence[str]) -> int:
+    match list(arguments):
+        case ["wait", limit_s, port, *hosts]:
+            return wait(float(limit_s), int(port), hosts)
+        case ["check", port, *hosts]:
+            return check(int(port), hosts)
+        case ["rank", *command]:
+            return rank(command)
+        case ["leave", limit_s]:
+            return leave(float(limit_s))
+    print(__doc__, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
