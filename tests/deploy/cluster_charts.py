@@ -1,0 +1,119 @@
+"""Charts rendered by the real helm, and what the real checkers say about them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonschema import Draft202012Validator
+
+from maskfleet.deploy_files import deploy_path
+from tools import run_tool, try_tool
+
+Manifest = dict[str, Any]
+CRDS = Path(__file__).parent / "crds"
+KUBERNETES_VERSIONS = ("1.31", "1.35")
+KARPENTER = {
+    "NodePool": "karpenter-nodepool-v1.schema.json",
+    "EC2NodeClass": "karpenter-ec2nodeclass-v1.schema.json",
+}
+
+
+def rendered(
+    chart: str,
+    *,
+    values: Mapping[str, Any] | None = None,
+    release: str = "it",
+    namespace: str = "kubeflow",
+    crds: bool = False,
+) -> list[Manifest]:
+    """Objects that `helm install` would send."""
+    done = _template(chart, values or {}, release, namespace, crds)
+    assert done.returncode == 0, done.stderr
+    return [one for one in yaml.safe_load_all(done.stdout) if one]
+
+
+def refusal(chart: str, *, values: Mapping[str, Any], release: str = "it", namespace: str = "kubeflow") -> str:
+    """What helm says when it does not render."""
+    done = _template(chart, values, release, namespace, crds=False)
+    assert done.returncode != 0, f"{chart} took {values}"
+    return done.stderr
+
+
+def of_kind(manifests: Iterable[Manifest], kind: str) -> list[Manifest]:
+    return [one for one in manifests if one["kind"] == kind]
+
+
+def kubernetes_complaints(manifests: Iterable[Manifest], folder: Path) -> list[str]:
+    """What the strict schemas of Kubernetes' own kinds say, for the oldest and newest version we name."""
+    files = _files(manifests, folder)
+    complaints = []
+    for version in KUBERNETES_VERSIONS:
+        done = try_tool("kubernetes-validate", "--strict", "--no-warn", "-k", version, *files)
+        if done.returncode != 0:
+            complaints.append(f"{version}: {done.stdout}{done.stderr}")
+    return complaints
+
+
+def karpenter_complaints(manifests: Iterable[Manifest]) -> list[str]:
+    """What Karpenter's v1 API would refuse."""
+    complaints = []
+    for one in manifests:
+        schema = json.loads((CRDS / KARPENTER[one["kind"]]).read_text(encoding="utf-8"))
+        name = f"{one['kind']}/{one['metadata']['name']}"
+        errors = Draft202012Validator(schema).iter_errors(one)
+        complaints += [f"{name}: {error.json_path}: {error.message}" for error in errors]
+    return complaints
+
+
+def checkov_findings(target: Path, framework: str, skips: Sequence[str]) -> list[str]:
+    """Checks that failed on a file or folder, but for `skips`; a checker that looked at nothing is an error."""
+    command = ["--framework", framework, "--compact", "--quiet", "--skip-download", "-o", "json"]
+    command += ["--download-external-modules", "false"]
+    command += ["--skip-check", ",".join(skips)] if skips else []
+    command += ["-d" if target.is_dir() else "-f", str(target)]
+    done = try_tool("checkov", *command)
+    report = json.loads(done.stdout)
+    assert isinstance(report, dict), report
+    assert report["summary"]["parsing_errors"] == 0, report
+    assert report["summary"]["passed"] > 0, f"checkov looked at nothing: {done.stdout}{done.stderr}"
+    failed = report["results"]["failed_checks"]
+    return [f"{one['check_id']} {one['resource']}: {one['check_name']}" for one in failed]
+
+
+def written(manifests: Iterable[Manifest], file: Path) -> Path:
+    file.write_text(yaml.safe_dump_all(list(manifests)), encoding="utf-8")
+    return file
+
+
+def lint(chart: str, values: Mapping[str, Any], folder: Path) -> str:
+    """What `helm lint --strict` prints when it is content."""
+    file = folder / "values.yaml"
+    file.write_text(yaml.safe_dump(dict(values)), encoding="utf-8")
+    return run_tool("helm", "lint", "--strict", deploy_path("helm", chart), "-f", file)
+
+
+def _template(
+    chart: str, values: Mapping[str, Any], release: str, namespace: str, crds: bool
+) -> subprocess.CompletedProcess[str]:
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+        yaml.safe_dump(dict(values), file)
+        file.flush()
+        flags = ["--include-crds"] if crds else []
+        return try_tool(
+            "helm", "template", release, deploy_path("helm", chart), "-n", namespace, "-f", file.name, *flags
+        )
+
+
+def _files(manifests: Iterable[Manifest], folder: Path) -> list[Path]:
+    folder.mkdir(exist_ok=True)
+    files = []
+    for index, one in enumerate(manifests):
+        files.append(folder / f"{index}-{one['kind']}.yaml")
+        files[-1].write_text(yaml.safe_dump(one), encoding="utf-8")
+    return files
