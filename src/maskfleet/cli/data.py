@@ -1,4 +1,4 @@
-"""`maskfleet data`: make, inspect and convert sets of annotated images."""
+"""`maskfleet data`: make, inspect, convert and stage sets of annotated images."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import typer
 
 from maskfleet.cli.console import err, out, print_raw
 from maskfleet.cli.options import JsonOption
+from maskfleet.cli.stage import stage
 
 if TYPE_CHECKING:
     from maskfleet.data.inspect import Report, Resize
 
-app = typer.Typer(help="Make, inspect and convert sets of annotated images.", no_args_is_help=True)
+app = typer.Typer(help="Make, inspect, convert and stage sets of annotated images.", no_args_is_help=True)
 
 WorkersOption = Annotated[
     int | None, typer.Option(min=0, help="Processes that work at once; 0 for none but this one.", show_default=False)
@@ -149,6 +150,9 @@ def convert(
     _print_summary(report)
     out.print(f"Look at them with: maskfleet data inspect {target}", markup=False)
     raise typer.Exit(1 if report.num_errors else 0)
+
+
+app.command("stage")(stage)
 
 
 def _print_summary(report: Report) -> None:

@@ -1,0 +1,133 @@
+"""What a staged folder or prefix holds: one JSON line a file, written last, so that a manifest means `complete`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from maskfleet.errors import DataError
+
+MANIFEST = "manifest.jsonl"
+STATE_FOLDER = ".maskfleet-stage"  # of a destination folder: lock, journal and files that are not complete yet
+MAX_LINE_BYTES = 16_384
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MAX_PART_BYTES = 255  # of a name on Linux, EFS and Lustre
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One file as a place lists it; `bytes` is -1 for what is no regular file."""
+
+    path: str
+    bytes: int
+    etag: str = ""
+    mtime_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One file that was copied and verified."""
+
+    path: str
+    bytes: int
+    sha256: str
+    etag: str = ""
+    version: str = ""
+    mtime_ns: int = 0
+
+
+class FileProblem(Exception):  # noqa: N818 - it ends one file, not the staging
+    """One file that cannot be copied or is not as it should be; others can still be."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path!r} {why}")
+        self.path = path
+        self.why = why
+
+
+def why_refused(item: Item) -> str | None:
+    """What keeps an item from being a file under a folder, or None.
+
+    Object names are any text: they must not lead out of the destination, nor mean another file there.
+    """
+    parts = item.path.split("/")
+    try:
+        longest = max(len(part.encode()) for part in parts)
+    except UnicodeEncodeError:
+        return "is not UTF-8"
+    if item.bytes < 0:
+        return "is no regular file, or a link to none"
+    if item.path.startswith("/"):
+        return "is an absolute path"
+    if ".." in parts or "." in parts:
+        return "has . or .. as a part"
+    if "" in parts:
+        return "has an empty part"
+    if "\0" in item.path:
+        return "has a zero byte"
+    if longest > _MAX_PART_BYTES:
+        return f"has a part of more than {_MAX_PART_BYTES} bytes"
+    return None
+
+
+def is_own_file(path: str) -> bool:
+    """Whether staging itself keeps `path`; such files are never copied."""
+    return path == MANIFEST or path.split("/")[0] == STATE_FOLDER
+
+
+def line_of(record: Record) -> str:
+    """The manifest line of a record; what is not known is left out."""
+    fields: dict[str, str | int] = {"path": record.path, "bytes": record.bytes, "sha256": record.sha256}
+    if record.etag:
+        fields["etag"] = record.etag
+    if record.version:
+        fields["version"] = record.version
+    if record.mtime_ns:
+        fields["mtime_ns"] = record.mtime_ns
+    return json.dumps(fields, ensure_ascii=False) + "\n"
+
+
+def records_of(lines: Iterable[bytes], name: str, *, may_end_torn: bool = False) -> Iterator[Record]:
+    """The records of a manifest's lines; a journal's last line may be torn, because its writer may have been killed."""
+    torn: DataError | None = None
+    for number, line in enumerate(lines, 1):
+        if torn is not None:
+            raise torn
+        if not line.strip():
+            continue
+        try:
+            yield _record(line)
+        except (ValueError, RecursionError) as error:
+            torn = DataError(
+                f"{name}, line {number}: {error}",
+                remedy="each line is a JSON object with path, bytes and sha256; remove the file if it is no manifest "
+                "of `maskfleet data stage`, and stage again",
+            )
+            if not may_end_torn:
+                raise torn from error
+
+
+def _record(line: bytes) -> Record:
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(f"is longer than {MAX_LINE_BYTES} bytes")
+    found = json.loads(line)
+    if not isinstance(found, dict):
+        raise ValueError("is not a JSON object")
+    path, size, sha256 = found.get("path"), found.get("bytes"), found.get("sha256")
+    etag, version, mtime_ns = found.get("etag", ""), found.get("version", ""), found.get("mtime_ns", 0)
+    if not isinstance(path, str):
+        raise ValueError("path is not a text")
+    if type(size) is not int or not 0 <= size < 2**63:
+        raise ValueError("bytes is not a whole number from 0 up")
+    if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+        raise ValueError("sha256 is not 64 hexadecimal digits")
+    if not isinstance(etag, str) or not isinstance(version, str):
+        raise ValueError("etag or version is not a text")
+    if type(mtime_ns) is not int or not -(2**63) <= mtime_ns < 2**63:
+        raise ValueError("mtime_ns is not a whole number")
+    refused = why_refused(Item(path, size))
+    if refused:
+        raise ValueError(f"path {path!r} {refused}")
+    return Record(path, size, sha256, etag, version, mtime_ns)
