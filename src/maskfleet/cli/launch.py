@@ -33,7 +33,12 @@ def launch(
     hosts_file: Annotated[Path | None, typer.Option(help="ssh: file with `host slots=8` lines.")] = None,
     min_nodes: Annotated[int | None, typer.Option(min=1, help="ssh: go on while so many hosts are left.")] = None,
     starter: Annotated[str | None, typer.Option("--with", help="ssh: torchrun or mpirun.")] = None,
-    ranks: Annotated[int | None, typer.Option(min=1, help="local: processes to train with.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="local: processes to train with; eks: those of each node.")
+    ] = None,
+    image: Annotated[str | None, typer.Option(help="sagemaker, eks: training image, best with its digest.")] = None,
+    namespace: Annotated[str | None, typer.Option(help="eks: Kubernetes namespace. Default: kubeflow.")] = None,
+    context: Annotated[str | None, typer.Option(help="eks: kubectl context. Default: the current one.")] = None,
     max_restarts: Annotated[int | None, typer.Option(min=0, help="Restarts before a run counts as failed.")] = None,
     launch_set: Annotated[
         list[str] | None,
@@ -60,7 +65,10 @@ def launch(
         "min_nodes": min_nodes,
         "starter": starter,
         "ranks": ranks,
-        "max_restarts": max_restarts,
+        "image": image,
+        "namespace": namespace,
+        "context": context,
+        "retries" if place == "eks" else "max_restarts": max_restarts,
         "accept_new_host_keys": True if accept_new else None,
         "detach": True if detach else None,
     }

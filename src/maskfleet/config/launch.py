@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter, model_validator
 
 from maskfleet.config.base import Config
+
+DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+MOUNT = r"^/[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"  # the chart names the volume after it
+SUBFOLDER = r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$"
 
 
 class LocalLaunch(Config):
@@ -166,26 +170,44 @@ class EksLaunch(Config):
     instance: str = "p4d.24xlarge"
     """Instance type of the workers."""
 
+    gpus: NonNegativeInt | None = None
+    """GPUs of each node; None is all that the instance type has, 0 is the CPU."""
+
+    ranks: PositiveInt | None = None
+    """Ranks on each node; None is one a GPU, or one on the CPU."""
+
+    cpus: PositiveInt | None = None
+    """CPUs that each worker asks for; None leaves it to the chart, which knows the common instance types."""
+
+    memory_gib: PositiveInt | None = None
+    """Memory that each worker asks for; None leaves it to the chart, as with `cpus`."""
+
     image: str | None = None
     """Training image."""
 
-    namespace: str = "kubeflow"
+    namespace: str = Field(default="kubeflow", max_length=63, pattern=DNS_LABEL)
     """Kubernetes namespace."""
 
-    context: str | None = None
+    context: str | None = Field(default=None, min_length=1)
     """kubectl context; None is the current one."""
 
     shared_claim: str = "pv-fsx"
     """Volume claim for run directories and logs."""
 
-    shared_path: str = "/fsx"
+    shared_path: str = Field(default="/fsx", pattern=MOUNT)
     """Where the shared volume is mounted."""
+
+    log_dir: str = Field(default="logs", pattern=SUBFOLDER)
+    """Folder on the shared volume that holds the run directories, each by the name of its job."""
 
     data_claim: str | None = None
     """Volume claim of the data; None is the shared one."""
 
-    data_path: str | None = None
+    data_path: str | None = Field(default=None, pattern=MOUNT)
     """Where the data volume is mounted; None is the shared one's."""
+
+    data_dir: str = Field(default="data/coco2017", pattern=SUBFOLDER)
+    """Folder on the data volume that is data.root where the run names none."""
 
     retries: NonNegativeInt = 3
     """How often a failed job is started again from its last checkpoint."""
@@ -198,6 +220,22 @@ class EksLaunch(Config):
 
     shm_gib: PositiveFloat = 16.0
     """Size of the memory-backed /dev/shm of each worker."""
+
+    chart_values: dict[str, Any] = Field(default_factory=dict)
+    """Further values of the chart `train`, by their names there (docs/eks-train.md)."""
+
+    @model_validator(mode="after")
+    def _data_volume_whole(self) -> EksLaunch:
+        if (self.data_claim is None) != (self.data_path is None):
+            raise ValueError("data_claim and data_path belong together: set both or neither")
+        if self.data_path == self.shared_path and self.data_claim != self.shared_claim:
+            raise ValueError("data_path and shared_path are the same folder, but their claims differ")
+        return self
+
+    @property
+    def data_mount(self) -> str:
+        """Where the data volume is mounted."""
+        return self.data_path or self.shared_path
 
 
 LaunchConfig = Annotated[LocalLaunch | SshLaunch | SageMakerLaunch | EksLaunch, Field(discriminator="on")]

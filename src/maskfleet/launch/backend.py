@@ -44,9 +44,13 @@ def backend_for(launch: AnyLaunch) -> Backend:
             from maskfleet.launch.ssh import SshBackend
 
             return SshBackend(launch)
-        case SageMakerLaunch() | EksLaunch():
+        case EksLaunch():
+            from maskfleet.launch.eks import EksBackend
+
+            return EksBackend(launch, run=run_command)
+        case SageMakerLaunch():
             raise LaunchError(
-                f"launching on {launch.on} is not built yet", remedy="launch --on local or --on ssh, on your own hosts"
+                f"launching on {launch.on} is not built yet", remedy="launch --on local, --on ssh or --on eks"
             )
 
 
@@ -60,4 +64,6 @@ def backend_of(handle: JobHandle) -> Backend:
         case "sagemaker":
             return backend_for(SageMakerLaunch())
         case _:
-            return backend_for(EksLaunch())
+            from maskfleet.launch.eks import launch_of
+
+            return backend_for(launch_of(handle))

@@ -15,7 +15,7 @@ MAX_TRACE_LINES = 40
 _RANK = re.compile(r"^\[rank(\d+)\]: ?")
 _STARTS = re.compile(r"^Traceback \(most recent call last\)|^error: |^Fatal Python error")
 _NOTICED = re.compile(r"lost another rank|Connection (?:closed|reset) by peer|Broken pipe")
-_ECHOES = ("lost rank", "killed", "rendezvous")  # they say that something happened, but not why
+ECHOES = ("lost rank", "killed", "rendezvous")  # they say that something happened, but not why
 _TORCHRUN = re.compile(r"^(?:[EWI]\d{4} |traceback : |\s*File .*/torch/distributed/(?:run|launcher|elastic))")
 
 
@@ -49,7 +49,7 @@ def explain_lines(lines: Iterable[str]) -> Explanation:
     texts = ("\n".join(trace), "\n".join(_RANK.sub("", line) for line in lines))
     # The words of the first rank that failed weigh more than what the others said about it.
     found = [cause for cause in map(_first_cause, texts) if cause is not None]
-    own_reasons = [one for one in found if one[0].name not in _ECHOES]
+    own_reasons = [one for one in found if one[0].name not in ECHOES]
     for cause, evidence in own_reasons or found:
         return Explanation(cause, evidence, rank, trace)
     return Explanation(None, "", rank, trace)

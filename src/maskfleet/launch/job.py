@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,11 +13,13 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
+from maskfleet.config.base import replaced
 from maskfleet.config.launch import EksLaunch, LocalLaunch, SageMakerLaunch, SshLaunch
 from maskfleet.config.load import dump
-from maskfleet.config.run import RunConfig
+from maskfleet.config.run import DataConfig, RunConfig
 from maskfleet.errors import LaunchError
 
+EKS_NAME = 40  # letters in the name of a release: Kubernetes appends to it, and ends names at 63
 AnyLaunch = LocalLaunch | SshLaunch | SageMakerLaunch | EksLaunch
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -132,13 +135,16 @@ class JobStatus:
 
 def job_for(run: RunConfig, launch: AnyLaunch, *, slots: tuple[int, ...], name: str | None = None) -> JobSpec:
     """The job of `run` on nodes with so many `slots` each; a name that nobody gave is derived from the run itself."""
+    longest = 63
+    if isinstance(launch, EksLaunch):
+        run, longest = with_data_in_pods(run, launch), EKS_NAME
     text = dump(run)
     if name is None:
         name = f"run-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or len(name) > longest:
         raise LaunchError(
             f"{name!r} cannot name a job",
-            remedy="use up to 63 lower-case letters, digits and dashes, such as --name r50-1x",
+            remedy=f"use up to {longest} lower-case letters, digits and dashes, such as --name r50-1x",
         )
     minimum, restarts = len(slots), 0
     match launch:
@@ -156,3 +162,19 @@ def job_for(run: RunConfig, launch: AnyLaunch, *, slots: tuple[int, ...], name: 
             remedy="lower --min-nodes or name more hosts",
         )
     return JobSpec(name, text, slots, minimum, restarts)
+
+
+def with_data_in_pods(run: RunConfig, launch: EksLaunch) -> RunConfig:
+    """`run` with data.root where the pods see it: a relative one is on the data volume."""
+    root, mounts = run.data.root, (launch.shared_path, launch.data_mount)
+    if root.startswith("/"):
+        if not any(f"{root.rstrip('/')}/".startswith(f"{mount}/") for mount in mounts):
+            raise LaunchError(
+                f"data.root {root} is on no volume that the pods mount: they see {' and '.join(sorted(set(mounts)))}",
+                remedy=f"stage the data there (docs/eks.md) and set data.root={launch.data_mount}/…, or leave it out",
+            )
+        return run
+    folder = launch.data_dir if root == DataConfig().root else posixpath.normpath(root)
+    if folder == ".." or folder.startswith("../"):
+        raise LaunchError(f"data.root {root} is outside of the data volume", remedy="name a folder on the volume")
+    return replaced(run, {"data.root": posixpath.join(launch.data_mount, folder)})

@@ -46,8 +46,36 @@ def slots_for(
             addresses = tuple(f"{host.address}={host.slots}" for host in hosts)
             settled = {"hosts": addresses, "hosts_file": None, "instance": None}
             return replaced(launch, settled), tuple(host.slots for host in hosts)
-        case SageMakerLaunch() | EksLaunch():
+        case SageMakerLaunch():
             return launch, (instance_named(launch.instance, known).gpus,) * launch.nodes
+        case EksLaunch():
+            settled_eks = _with_facts(launch, known)
+            assert settled_eks.gpus is not None
+            return settled_eks, (settled_eks.ranks or max(1, settled_eks.gpus),) * settled_eks.nodes
+
+
+def _with_facts(launch: EksLaunch, known: Mapping[str, Instance]) -> EksLaunch:
+    """`launch` with the GPUs of its instance type settled, and what the chart cannot know of a type from a file."""
+    if launch.gpus is not None and launch.instance not in known:
+        return launch
+    facts = instance_named(launch.instance, known)
+    gpus = facts.gpus if launch.gpus is None else launch.gpus
+    if gpus > facts.gpus:
+        raise LaunchError(f"{facts.name} has {facts.gpus} GPUs, not {gpus}", remedy="lower gpus or take a larger type")
+    if launch.efa and not facts.efa:
+        raise LaunchError(f"{facts.name} has no EFA device", remedy="leave launch.efa out, or take a type that has EFA")
+    changes: dict[str, object] = {"gpus": gpus}
+    if _shape(facts) != _shape(INSTANCES.get(facts.name)):
+        # A node keeps some of its CPUs and memory for itself.
+        changes["cpus"] = launch.cpus or max(1, facts.vcpus - max(1, facts.vcpus // 12))
+        changes["memory_gib"] = launch.memory_gib or max(1, facts.memory_gib * 4 // 5 - 1)
+        if launch.efa is not False and "efa_per_node" not in launch.chart_values:
+            changes["chart_values"] = {**launch.chart_values, "efa_per_node": facts.efa}
+    return replaced(launch, changes)
+
+
+def _shape(facts: Instance | None) -> tuple[int, ...] | None:
+    return (facts.gpus, facts.efa, facts.vcpus, facts.memory_gib) if facts is not None else None
 
 
 def hosts_of(launch: SshLaunch, *, known: Mapping[str, Instance] = INSTANCES) -> list[Host]:
