@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from maskfleet.cli.console import err, out
+from maskfleet.data.stage_manifest import size_text
 
 if TYPE_CHECKING:
     from maskfleet.data.stage_work import Tally
@@ -53,15 +54,6 @@ def stage(
         copied = "all were there and complete"
     out.print(f"{destination}: {total}; {copied}", markup=False)
     out.print(f"Manifest written: {done.manifest}", markup=False)
-
-
-def size_text(num_bytes: float) -> str:
-    """A size as people say it, in powers of 1000: `512 B`, `4.2 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} TB"
 
 
 class Meter:

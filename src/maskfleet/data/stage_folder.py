@@ -23,6 +23,7 @@ from maskfleet.data.stage_manifest import (
     is_own_file,
     line_of,
     records_of,
+    size_text,
 )
 from maskfleet.errors import DataError
 
@@ -86,7 +87,7 @@ class Folder:
         free_bytes = shutil.disk_usage(self.root).free
         if need_bytes > free_bytes:
             raise DataError(
-                f"{self.name} has {free_bytes / 1e9:.1f} GB free, and {need_bytes / 1e9:.1f} GB are still to be copied",
+                f"{self.name} has {size_text(free_bytes)} free, and {size_text(need_bytes)} are still to be copied",
                 remedy="make room or choose a larger file system; what is copied already stays and is not copied again",
             )
 

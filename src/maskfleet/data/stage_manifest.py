@@ -109,6 +109,15 @@ def records_of(lines: Iterable[bytes], name: str, *, may_end_torn: bool = False)
                 raise torn from error
 
 
+def size_text(num_bytes: float) -> str:
+    """A size as people say it, in powers of 1000: `512 B`, `4.2 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"
+
+
 def _record(line: bytes) -> Record:
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"is longer than {MAX_LINE_BYTES} bytes")
