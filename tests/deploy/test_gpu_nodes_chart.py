@@ -171,7 +171,7 @@ def test_nodes_are_private_encrypted_and_need_imdsv2() -> None:
 def test_subnets_and_security_groups_are_found_by_the_clusters_tags() -> None:
     node_class = classes(REQUIRED)["gpu"]
     assert node_class["subnetSelectorTerms"] == [{"tags": {"karpenter.sh/discovery": "demo"}}]
-    assert node_class["securityGroupSelectorTerms"] == [{"tags": {"kubernetes.io/cluster/demo": "owned"}}]
+    assert node_class["securityGroupSelectorTerms"] == [{"tags": {"karpenter.sh/discovery": "demo"}}]
     chosen = classes(VARIANTS["everything"])["gpu"]
     assert chosen["subnetSelectorTerms"] == [{"tags": {"tier": "private"}}]
     assert chosen["securityGroupSelectorTerms"] == [{"tags": {"tier": "nodes"}}]
