@@ -1,0 +1,87 @@
+locals {
+  service_accounts = {
+    vpc_cni       = ["kube-system:aws-node"]
+    ebs_csi       = ["kube-system:ebs-csi-controller-sa"]
+    efs_csi       = ["kube-system:efs-csi-controller-sa", "kube-system:efs-csi-node-sa"]
+    fsx_csi       = ["kube-system:fsx-csi-controller-sa"]
+    autoscaler    = ["kube-system:cluster-autoscaler"]
+    load_balancer = ["kube-system:aws-load-balancer-controller"]
+    karpenter     = ["${var.karpenter_namespace}:karpenter"]
+    trainer       = [for name in var.trainer_service_accounts : "${var.kubeflow_namespace}:${name}"]
+    staging       = [for name in var.staging_service_accounts : "${var.kubeflow_namespace}:${name}"]
+  }
+
+  # Charts give these a role by Pod Identity, where no account or ARN needs to be written into values.
+  pod_identity = {
+    trainer = var.trainer_service_accounts
+    staging = var.staging_service_accounts
+  }
+
+  cluster_arn = "arn:${var.partition}:eks:${var.region}:${var.account_id}:cluster/${var.cluster_name}"
+
+  by_token = {
+    for role, accounts in local.service_accounts : role => {
+      Sid       = "ByServiceAccountToken"
+      Effect    = "Allow"
+      Action    = ["sts:AssumeRoleWithWebIdentity"]
+      Principal = { Federated = var.oidc_arn }
+      Condition = {
+        StringEquals = {
+          "${var.oidc_issuer}:aud" = ["sts.amazonaws.com"]
+          "${var.oidc_issuer}:sub" = [for account in accounts : "system:serviceaccount:${account}"]
+        }
+      }
+    }
+  }
+
+  by_pod_identity = {
+    for role, accounts in local.pod_identity : role => {
+      Sid       = "ByPodIdentity"
+      Effect    = "Allow"
+      Action    = ["sts:AssumeRole", "sts:TagSession"]
+      Principal = { Service = "pods.eks.amazonaws.com" }
+      Condition = {
+        StringEquals = {
+          "aws:RequestTag/eks-cluster-arn"            = [local.cluster_arn]
+          "aws:RequestTag/kubernetes-namespace"       = [var.kubeflow_namespace]
+          "aws:RequestTag/kubernetes-service-account" = accounts
+        }
+      }
+    }
+  }
+
+  services = {
+    control_plane = {
+      name = "eks.amazonaws.com"
+      # EKS does not send the tag that names the session.
+      actions   = ["sts:AssumeRole"]
+      condition = { StringEquals = { "aws:SourceAccount" = [var.account_id] }, ArnEquals = { "aws:SourceArn" = [local.cluster_arn] } }
+    }
+    flow_logs = {
+      name      = "vpc-flow-logs.amazonaws.com"
+      actions   = ["sts:AssumeRole"]
+      condition = { StringEquals = { "aws:SourceAccount" = [var.account_id] }, ArnEquals = {} }
+    }
+    system_node = { name = "ec2.amazonaws.com", actions = ["sts:AssumeRole"], condition = null }
+    gpu_node    = { name = "ec2.amazonaws.com", actions = ["sts:AssumeRole"], condition = null }
+  }
+
+  service_trust = {
+    for role, service in local.services : role => jsonencode({
+      Version = "2012-10-17"
+      Statement = [merge(
+        { Effect = "Allow", Action = service.actions, Principal = { Service = service.name } },
+        { for key in ["Condition"] : key => { for test, keys in service.condition : test => keys if length(keys) > 0 } if service.condition != null },
+      )]
+    })
+  }
+
+  workload_trust = {
+    for role in keys(local.service_accounts) : role => jsonencode({
+      Version = "2012-10-17"
+      Statement = concat(
+        [local.by_token[role]], [for name, statement in local.by_pod_identity : statement if name == role]
+      )
+    })
+  }
+}
