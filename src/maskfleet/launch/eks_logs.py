@@ -105,6 +105,7 @@ class _Follower:
         self._begun: list[str] = []  # pods of the launcher that were seen
         self._complete: set[str] = set()  # of them those whose log was read to its end
         self._unreadable: set[str] = set()
+        self._met = False  # whether the cluster has ever answered
         self._silent_since: float | None = None
         self._told, self._told_at = "", -LOOK_S
 
@@ -114,7 +115,7 @@ class _Follower:
             try:
                 is_over = yield from self._round()
             except ApiError as error:
-                if error.status not in (0, 429) and error.status < 500:
+                if not self._met or (error.status not in (0, 429) and error.status < 500):
                     raise
                 yield from self._bear(error)
             if not is_over:
@@ -133,6 +134,7 @@ class _Follower:
         """Read what there is to read; the answer is whether the job is over."""
         job = self._reader.mpijob()  # before the logs: what is said until it is over is read
         pods = self._reader.pods()
+        self._met = True
         if self._silent_since is not None:
             self._silent_since = None
             yield "[launch]: the cluster answers again"

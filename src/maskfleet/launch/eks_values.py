@@ -53,10 +53,9 @@ def chart_values(job: JobSpec, launch: EksLaunch) -> dict[str, Any]:
 
 def values_text(values: dict[str, Any]) -> str:
     """`values` as a YAML file, the run file in it as people can read it."""
-    text = _dumped({**values, "run_yaml": LiteralScalarString(values["run_yaml"])})
-    if YAML(typ="safe", pure=True).load(text)["run_yaml"] == values["run_yaml"]:
-        return text
-    return _dumped(values)  # letters that a block of text cannot hold
+    run = values["run_yaml"]
+    is_plain = run[:1].isalnum() and run.endswith("\n") and all(line.isprintable() for line in run.split("\n"))
+    return _dumped({**values, "run_yaml": LiteralScalarString(run)} if is_plain else values)
 
 
 def _dumped(values: dict[str, Any]) -> str:

@@ -1,0 +1,50 @@
+"""A cluster that can take a job, on the fake API."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from fake_kube import FakeKube
+
+Json = dict[str, Any]
+JOB = "training.kubeflow.org/job-name"
+ROLE = "training.kubeflow.org/job-role"
+
+
+def fit_cluster(api: FakeKube) -> FakeKube:
+    """Namespace, MPIJobs, an operator that lives, and a bound claim."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    api.add(
+        {"kind": "Namespace", "metadata": {"name": "kubeflow"}},
+        {"kind": "APIResourceList", "metadata": {"name": "kubeflow.org/v2beta1"}, "resources": [{"name": "mpijobs"}]},
+        {"kind": "Lease", "metadata": {"name": "mpi-operator", "namespace": "mpi"}, "spec": {"renewTime": now}},
+        claim("pv-fsx"),
+    )
+    return api
+
+
+def claim(name: str, phase: str = "Bound", storage_class: str = "") -> Json:
+    return {"kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": "kubeflow"},
+            "spec": {"storageClassName": storage_class}, "status": {"phase": phase}}  # fmt: skip
+
+
+def mpijob(*conditions: str, completed: bool = False) -> Json:
+    status: Json = {"conditions": [{"type": kind, "status": "True", "reason": kind} for kind in conditions]}
+    if completed:
+        status["completionTime"] = "2026-11-15T11:00:00Z"
+    return {"kind": "MPIJob", "metadata": {"name": "r50", "namespace": "kubeflow", "creationTimestamp": STAMP},
+            "spec": {"mpiReplicaSpecs": {"Worker": {"replicas": 2}}}, "status": status}  # fmt: skip
+
+
+def launcher(number: int = 1, *, phase: str = "Running", code: int | None = None, restarts: int = 0) -> Json:
+    state: Json = {"running": {}} if code is None else {"terminated": {"exitCode": code, "reason": "Error"}}
+    container = {"name": "launcher", "restartCount": restarts, "state": state}
+    meta = {"name": f"r50-launcher-{number}", "namespace": "kubeflow", "labels": {JOB: "r50", ROLE: "launcher"},
+            "creationTimestamp": f"2026-11-15T10:{number:02d}:00Z"}  # fmt: skip
+    statuses = [] if phase == "Pending" else [container]
+    return {"kind": "Pod", "metadata": meta, "spec": {"volumes": []},
+            "status": {"phase": phase, "containerStatuses": statuses, "conditions": []}}  # fmt: skip
+
+
+STAMP = "2026-11-15T10:00:00Z"
