@@ -164,6 +164,33 @@ def read_root_file(name: str) -> set[str]:
     return set(re.findall(r'^variable "(\w+)"', (root() / name).read_text(encoding="utf-8"), re.MULTILINE))
 
 
+def test_the_service_accounts_are_those_of_the_aws_root_by_default() -> None:
+    ours, theirs = (read_root(deploy_path("terraform", "eks", name)).variables for name in ("addons", "aws"))
+    for name in ("trainer_service_accounts", "staging_service_accounts"):
+        assert ours[name]["default"] == theirs[name]["default"]
+
+
+def test_every_variable_and_output_of_the_addons_root_is_in_its_doc() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "eks-addons.md").read_text(encoding="utf-8")
+    here = read_root(root())
+    for name in (*here.variables, *here.outputs):
+        assert f"`{name}`" in text, name
+
+
+@pytest.mark.parametrize("chart", ["mpi-operator", "gpu-nodes"])
+def test_every_value_of_the_cluster_charts_is_in_the_doc(chart: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "eks-addons.md").read_text(encoding="utf-8")
+    values = yaml.safe_load((deploy_path("helm", chart) / "values.yaml").read_text(encoding="utf-8"))
+    for name, value in values.items():
+        inner = (
+            value
+            if isinstance(value, dict) and name in ("image", "root_volume", "startup_taints", "general", "efa")
+            else {}
+        )
+        for full in (f"{name}.{key}" for key in inner) if inner else (name,):
+            assert f"`{full}`" in text, full
+
+
 def test_no_token_or_password_of_the_cluster_is_in_the_root() -> None:
     text = "".join(file.read_text(encoding="utf-8") for file in root().glob("*.tf"))
     assert "aws_eks_cluster_auth" not in text

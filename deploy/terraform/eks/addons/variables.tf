@@ -162,7 +162,7 @@ variable "trainer_role_arn" {
 variable "trainer_service_accounts" {
   description = "Service accounts to make for training jobs; the role trusts these names only."
   type        = list(string)
-  default     = ["trainer"]
+  default     = ["maskfleet-trainer"]
 
   validation {
     condition     = alltrue([for one in var.trainer_service_accounts : can(regex("^[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?$", one))])
@@ -184,7 +184,7 @@ variable "staging_role_arn" {
 variable "staging_service_accounts" {
   description = "Service accounts to make for staging jobs; the role trusts these names only."
   type        = list(string)
-  default     = ["stager"]
+  default     = ["maskfleet-staging"]
 
   validation {
     condition     = alltrue([for one in var.staging_service_accounts : can(regex("^[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?$", one))])
