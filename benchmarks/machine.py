@@ -40,10 +40,12 @@ def _gpu() -> str | None:
 
 
 def _commit() -> str:
-    """The commit; a copy without git's folder has it in MASKFLEET_COMMIT."""
+    """The commit; a copy made from a working tree is told it by MASKFLEET_COMMIT, since git knows an older one there."""
+    if "MASKFLEET_COMMIT" in os.environ:
+        return os.environ["MASKFLEET_COMMIT"]
     git = ["git", "rev-parse", "--short", "HEAD"]
     done = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or os.environ.get("MASKFLEET_COMMIT", "unknown")
+    return done.stdout.strip() or "unknown"
 
 
 def _version(name: str) -> str | None:

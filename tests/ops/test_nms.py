@@ -15,7 +15,15 @@ from torch import Tensor
 
 import reference
 from maskfleet.ops.boxes import clip_boxes
-from maskfleet.ops.nms import _nms_keep_on_device, detections_nms, nms_keep, topk_sorted
+from maskfleet.ops.nms import (
+    MAX_SCAN,
+    SCAN_BLOCK,
+    _nms_keep_on_device,
+    detections_nms,
+    first_kept,
+    nms_keep,
+    topk_sorted,
+)
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 Keep = Callable[[Tensor, Tensor, float], Tensor]
@@ -112,6 +120,16 @@ def test_a_row_does_not_depend_on_its_neighbours_or_its_padding() -> None:
     valid = torch.ones(3, 150, dtype=torch.bool)
     valid[1, 100:] = False
     assert torch.equal(nms_keep(many, valid, threshold=0.3)[1, :100], alone[0])
+
+
+@pytest.mark.parametrize("num_slots", [0, 1, 7, MAX_SCAN, MAX_SCAN + 1, 12_000, 3 * SCAN_BLOCK + MAX_SCAN])
+@pytest.mark.parametrize("count", [0, 1, 2000])
+def test_the_first_of_the_kept_stay_however_long_the_row(num_slots: int, count: int) -> None:
+    keep = torch.rand(3, num_slots, generator=torch.Generator().manual_seed(num_slots)) < 0.4
+    expected = torch.zeros_like(keep)
+    for row, found in enumerate(keep):
+        expected[row, found.nonzero()[:count, 0]] = True
+    assert torch.equal(first_kept(keep, count), expected)
 
 
 @pytest.mark.gpu

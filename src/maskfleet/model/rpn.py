@@ -22,7 +22,7 @@ from maskfleet.ops.anchors import anchor_grid, anchor_keys, cell_anchors, legacy
 from maskfleet.ops.boxes import clip_boxes, decode_boxes, encode_boxes
 from maskfleet.ops.conv import aligned_outputs, conv_relu, fuses
 from maskfleet.ops.matching import rpn_labels
-from maskfleet.ops.nms import nms_keep, topk_sorted
+from maskfleet.ops.nms import first_kept, nms_keep, topk_sorted
 from maskfleet.ops.sampling import hash_uniform, subsample_labels
 
 ANCHOR_STREAM = 0  # of the random numbers
@@ -157,7 +157,7 @@ def propose(
         boxes.append(F.pad(decoded, (0, 0, 0, missing)))
         valid.append(F.pad(found, (0, missing)))
     keep = nms_keep(torch.cat(boxes), torch.cat(valid), threshold=nms_iou)  # [maps * B, k]
-    keep = keep & (keep.cumsum(dim=1) <= limits.after_nms)
+    keep = first_kept(keep, limits.after_nms)
     kept = torch.cat(keep.chunk(len(counts)), dim=1)  # [B, maps * k]
     all_boxes = torch.cat(boxes, dim=1)
     best, index, found = topk_sorted(torch.cat(scores, dim=1), kept, limits.per_image)

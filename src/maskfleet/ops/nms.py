@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from maskfleet.ops.triton import kernels_for
 
 _BLOCK = 64  # boxes settled together; the width of a machine word
 _FIRST = torch.iinfo(torch.int64).min
+MAX_SCAN, SCAN_BLOCK = 4096, 256  # longer rows are summed up block by block
 
 Columns = Sequence[NDArray[np.float32]]  # x1, y1, x2, y2, area of the boxes of one row
 
@@ -47,6 +49,19 @@ def nms_keep(boxes: Tensor, valid: Tensor, *, threshold: float) -> Tensor:
     """
     keep: Tensor = _nms_keep(boxes.detach(), valid, threshold)
     return keep
+
+
+def first_kept(keep: Tensor, count: int) -> Tensor:
+    """`keep` [M, N] with no more than its first `count` in each row."""
+    num_slots = keep.shape[1]
+    if num_slots <= MAX_SCAN:
+        return keep & (keep.cumsum(dim=1) <= count)
+    # Torch's compiler cannot fuse a running sum over rows so long that it splits them, so the splitting is done here.
+    blocks = F.pad(keep, (0, -num_slots % SCAN_BLOCK)).unflatten(1, (-1, SCAN_BLOCK))  # [M, blocks, SCAN_BLOCK]
+    inside = blocks.cumsum(dim=2)
+    ends = inside[:, :, -1].cumsum(dim=1)
+    ranks = (inside + (ends - inside[:, :, -1])[:, :, None]).flatten(1)[:, :num_slots]
+    return keep & (ranks <= count)
 
 
 def detections_nms(
