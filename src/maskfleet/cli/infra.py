@@ -1,0 +1,227 @@
+"""`maskfleet infra`: make, show and remove the infrastructure that jobs run on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from maskfleet.cli.console import err, out, print_raw
+from maskfleet.cli.options import JsonOption
+from maskfleet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from maskfleet.infra.place import Place
+    from maskfleet.infra.session import Options, Session
+
+app = typer.Typer(help="Make, show and remove the infrastructure that jobs run on.", no_args_is_help=True)
+
+PlaceArgument = Annotated[str, typer.Argument(metavar="PLACE", help="What to make: eks.", show_default=False)]
+WorkdirOption = Annotated[
+    Path | None, typer.Option(help="Work folder. Default: maskfleet-infra/PLACE.", show_default=False)
+]
+VarOption = Annotated[
+    list[str] | None,
+    typer.Option("--var", metavar="NAME=VALUE", help="Set a Terraform variable; remembered.", show_default=False),
+]
+VarFileOption = Annotated[
+    list[Path] | None,
+    typer.Option("--var-file", help="Set variables from a .tfvars or .json file; remembered.", show_default=False),
+]
+BucketOption = Annotated[
+    str | None, typer.Option(help="S3 bucket for the state, locked and encrypted; remembered.", show_default=False)
+]
+BucketRegionOption = Annotated[
+    str | None, typer.Option(help="Region of that bucket. Default: that of the cluster.", show_default=False)
+]
+LockTableOption = Annotated[
+    str | None, typer.Option(help="DynamoDB table for the lock, for Terraform before 1.10.", show_default=False)
+]
+TakeOursOption = Annotated[
+    bool, typer.Option("--take-ours", help="Replace files edited in the work folder; yours stay as NAME.yours.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@app.command()
+def plan(
+    place: PlaceArgument,
+    workdir: WorkdirOption = None,
+    var: VarOption = None,
+    var_file: VarFileOption = None,
+    state_bucket: BucketOption = None,
+    state_region: BucketRegionOption = None,
+    state_lock_table: LockTableOption = None,
+    take_ours: TakeOursOption = False,
+    detailed_exitcode: Annotated[
+        bool, typer.Option("--detailed-exitcode", help="End with 2 if something would change, with 0 if not.")
+    ] = False,
+) -> None:
+    """Say what would be made, changed and destroyed, and what of it is billed; change nothing."""
+    from maskfleet.infra import make
+    from maskfleet.infra.session import only_one
+
+    options = _options(place, workdir, var, var_file, state_bucket, state_region, state_lock_table, take_ours)
+    with only_one(options):
+        planned = make.plan(_open(options, place))
+    if detailed_exitcode and any(one.changes for one in planned):
+        raise typer.Exit(2)
+
+
+@app.command()
+def up(
+    place: PlaceArgument,
+    workdir: WorkdirOption = None,
+    var: VarOption = None,
+    var_file: VarFileOption = None,
+    state_bucket: BucketOption = None,
+    state_region: BucketRegionOption = None,
+    state_lock_table: LockTableOption = None,
+    take_ours: TakeOursOption = False,
+    yes: YesOption = False,
+) -> None:
+    """Make or change everything: plan, ask, apply. Run again after a failure or Ctrl-C, it goes on."""
+    from maskfleet.infra import make
+    from maskfleet.infra.session import only_one
+
+    options = _options(place, workdir, var, var_file, state_bucket, state_region, state_lock_table, take_ours)
+    with only_one(options):
+        session = _open(options, place, yes=yes)
+        make.up(session)
+    err.print(f"maskfleet infra outputs {place} shows what was made", markup=False)
+
+
+@app.command()
+def status(
+    place: PlaceArgument,
+    workdir: WorkdirOption = None,
+    var: VarOption = None,
+    state_bucket: BucketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What each root has made, what was last done, whether the cluster answers; ends with 1 if not well."""
+    from maskfleet.infra import report
+
+    found = report.status(_read(_options(place, workdir, var, None, state_bucket), place))
+    if as_json:
+        print_raw(json.dumps(found.as_json(), indent=2))
+    else:
+        out.print(f"{found.cluster}, state in {found.state_in}", markup=False)
+        for root in found.roots:
+            out.print(f"{root.root}: {root.resources} resources, serial {root.serial}; {root.last}", markup=False)
+            for address in root.tainted:
+                out.print(f"  half made, the next up replaces it: {address}", markup=False)
+            if root.settings_changed:
+                out.print("  files or settings changed since the last up", markup=False)
+        answers = {True: "answers, ", False: "does not answer: ", None: ""}[found.reachable]
+        out.print(f"cluster: {answers}{found.detail}", markup=False)
+    raise typer.Exit(0 if found.is_well else 1)
+
+
+@app.command()
+def outputs(
+    place: PlaceArgument,
+    workdir: WorkdirOption = None,
+    var: VarOption = None,
+    state_bucket: BucketOption = None,
+    as_json: JsonOption = False,
+    kubeconfig: Annotated[
+        Path | None,
+        typer.Option(help="Write a kubeconfig for the cluster to this file; `-` prints the aws command instead."),
+    ] = None,
+) -> None:
+    """What was made: ids, addresses and roles, for charts and for `maskfleet launch`; secrets are masked."""
+    from maskfleet.infra import report
+
+    session = _read(_options(place, workdir, var, None, state_bucket), place)
+    found = report.outputs(session)
+    if kubeconfig is not None:
+        _give_kubeconfig(session, found, kubeconfig)
+    elif as_json:
+        print_raw(json.dumps(found, indent=2))
+    else:
+        width = max(map(len, found), default=0)
+        for name, value in found.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            out.print(f"{name:{width}}  {text}".rstrip(), markup=False)
+
+
+@app.command()
+def down(
+    place: PlaceArgument,
+    workdir: WorkdirOption = None,
+    var: VarOption = None,
+    state_bucket: BucketOption = None,
+    delete_data: Annotated[
+        bool,
+        typer.Option("--delete-data", help="Delete file systems, buckets and volumes too, with all data."),
+    ] = False,
+    skip_cluster: Annotated[
+        bool, typer.Option("--skip-cluster", help="Do not ask the cluster what it made; for one that is gone.")
+    ] = False,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds for load balancers and nodes to go.")] = 900,
+    yes: YesOption = False,
+) -> None:
+    """Remove everything but data: jobs, load balancers, Karpenter's nodes, then the cluster. Safe to run again."""
+    from maskfleet.infra import remove
+    from maskfleet.infra.session import only_one
+
+    options = _options(place, workdir, var, None, state_bucket)
+    session = _read(options, place, yes=yes)
+    with only_one(options):
+        remove.down(session, remove.Wishes(delete_data=delete_data, skip_cluster=skip_cluster, wait_s=wait))
+
+
+def place_named(name: str) -> Place:
+    """The kind of infrastructure that the command line names."""
+    from maskfleet.infra.place import eks
+
+    if name != "eks":
+        raise ConfigError(f"there is no infrastructure {name!r}", remedy="write eks")
+    return eks()
+
+
+def _options(
+    place: str,
+    workdir: Path | None,
+    var: list[str] | None,
+    var_file: list[Path] | None,
+    state_bucket: str | None,
+    *rest: Any,
+) -> Options:
+    from maskfleet.infra.session import Options
+
+    folder = workdir or Path("maskfleet-infra") / place
+    return Options(folder, tuple(var or ()), tuple(var_file or ()), state_bucket, *rest)
+
+
+def _open(options: Options, place: str, *, yes: bool = False) -> Session:
+    from maskfleet.cli.infra_view import TerminalView
+    from maskfleet.infra.session import open_session
+
+    return open_session(options, place_named(place), TerminalView(yes=yes), os.environ)
+
+
+def _read(options: Options, place: str, *, yes: bool = False) -> Session:
+    from maskfleet.cli.infra_view import TerminalView
+    from maskfleet.infra.session import read_session
+
+    return read_session(options, place_named(place), TerminalView(yes=yes), os.environ)
+
+
+def _give_kubeconfig(session: Session, found: dict[str, Any], target: Path) -> None:
+    from maskfleet.infra.files import write_json
+    from maskfleet.infra.kubeconfig import kubeconfig_of, update_command
+
+    profile = str(session.settings.get("profile") or "") or None
+    if str(target) == "-":
+        print_raw(shlex.join(update_command(found, profile=profile)))
+    elif target.exists():
+        raise ConfigError(f"{target} exists", remedy="name a new file; `-` prints the command that adds to one")
+    else:
+        write_json(target, kubeconfig_of(found, profile=profile))
+        err.print(f"wrote {target}: export KUBECONFIG={shlex.quote(str(target))}", markup=False)

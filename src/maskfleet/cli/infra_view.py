@@ -1,0 +1,137 @@
+"""What `maskfleet infra` shows while Terraform works: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from maskfleet.cli.console import err
+from maskfleet.errors import MaskfleetError
+from maskfleet.infra.events import Event
+from maskfleet.infra.progress import Progress, Row
+
+LINE_EVERY_S = 60.0
+STYLES = {"done": "green", "failed": "bold red", "running": "cyan", "planned": "dim"}
+STOP = (
+    "stopping: terraform ends what it has begun and saves its state",
+    "still stopping; stopping it harder would lose the state of what it is making now",
+)
+
+
+class TerminalView:
+    """The user at the command line; results go to standard output elsewhere, all of this to standard error."""
+
+    def __init__(self, *, yes: bool = False, console: Console = err) -> None:
+        self._yes = yes
+        self._console = console
+        self._live: Live | None = None
+        self._title = ""
+        self._began = 0.0
+        self._said: dict[str, float] = {}
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    @contextmanager
+    def watching(self, title: str, progress: Progress) -> Iterator[None]:
+        self._title, self._began, self._said = title, time.monotonic(), {}
+        if not self._console.is_terminal:
+            yield
+            return
+        with Live(console=self._console, auto_refresh=False, transient=True) as live:
+            self._live = live
+            try:
+                yield
+            finally:
+                self._live = None
+        self._console.print(Text(f"{title}: {headline(progress, time.monotonic() - self._began)}", style="dim"))
+
+    def event(self, event: Event, progress: Progress) -> None:
+        if self._live is None:
+            for line in self._lines(event, progress):
+                self.say(line)
+
+    def tick(self, progress: Progress) -> None:
+        if self._live is not None:
+            now = time.monotonic()
+            self._live.update(
+                live_table(self._title, progress, now, now - self._began, self._console.height), refresh=True
+            )
+
+    def stopping(self, times: int) -> None:
+        self.say(STOP[0] if times == 1 else STOP[1])
+
+    def confirm(self, question: str) -> bool:
+        return self._yes or self._answer(f"{question} [y/N] ").lower() in ("y", "yes")
+
+    def confirm_name(self, question: str, name: str) -> bool:
+        return self._yes or self._answer(f"{question} ({name}): ") == name
+
+    def _answer(self, question: str) -> str:
+        if not sys.stdin.isatty():
+            raise MaskfleetError("there is nobody to ask: standard input is no terminal", remedy="give --yes")
+        self._console.print(question, markup=False, end="")
+        return sys.stdin.readline().strip()
+
+    def _lines(self, event: Event, progress: Progress) -> Iterator[str]:
+        now = time.monotonic()
+        match event.kind:
+            case "planned_change" if not self._title.endswith("apply"):
+                if event.action not in ("none", "read"):
+                    yield f"{event.address}: to {event.action}"
+            case "apply_start":
+                self._said[event.address] = now
+                yield f"{event.address}: {event.action} begins"
+            case "apply_progress":
+                if now - self._said.get(event.address, now) >= LINE_EVERY_S:
+                    self._said[event.address] = now
+                    yield f"{event.address}: {event.action} goes on, {clock(event.elapsed_s or 0)}"
+            case "apply_complete":
+                counted = f"{progress.completed}/{progress.steps}"
+                yield f"{event.address}: {event.action} done after {clock(event.elapsed_s or 0)} ({counted})"
+            case "apply_errored":
+                yield f"{event.address}: {event.action} failed after {clock(event.elapsed_s or 0)}"
+
+
+def headline(progress: Progress, elapsed_s: float) -> str:
+    """Counts and time in one line."""
+    parts = [f"{progress.completed}/{progress.steps} done"] if progress.steps else [f"{progress.read} read"]
+    if running := len(progress.running()):
+        parts.append(f"{running} running")
+    if failed := len(progress.failed()):
+        parts.append(f"{failed} failed")
+    return f"{', '.join(parts)}, {clock(elapsed_s)}"
+
+
+def live_table(title: str, progress: Progress, now: float, elapsed_s: float, height: int) -> Group:
+    """The table as it is at `now`: failed and running resources first, as many rows as fit."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("resource", "action", "state"):
+        table.add_column(column, no_wrap=True, overflow="ellipsis")
+    table.add_column("elapsed", justify="right")
+    order = {"failed": 0, "running": 1, "done": 2, "planned": 3}
+    rows = sorted(progress.rows.values(), key=lambda row: order.get(row.state, 4))
+    shown = rows[: max(3, height - 4)]
+    for row in shown:
+        table.add_row(row.address, row.action, Text(row.state, style=STYLES.get(row.state, "")), _elapsed(row, now))
+    head = Text(f"{title}: {headline(progress, elapsed_s)}", style="bold")
+    hidden = [Text(f"and {len(rows) - len(shown)} more", style="dim")] if len(rows) > len(shown) else []
+    return Group(head, table, *hidden)
+
+
+def clock(seconds: float) -> str:
+    """Such as 42s or 12m03s."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def _elapsed(row: Row, now: float) -> str:
+    seconds = row.seconds(now)
+    return "" if seconds is None else clock(seconds)

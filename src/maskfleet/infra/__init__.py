@@ -1,0 +1,1 @@
+"""Infrastructure: drives the files under `deploy/`, and has no templates of its own."""
