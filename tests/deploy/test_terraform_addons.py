@@ -281,6 +281,11 @@ def test_the_pools_that_the_root_installs_are_what_karpenter_takes(provider_free
     assert "efs.csi.aws.com" not in text
 
 
+def test_every_set_of_values_goes_to_a_release(provider_free: Path) -> None:
+    text = (root() / "releases.tf").read_text(encoding="utf-8")
+    assert set(re.findall(r"local\.values\.(\w+)", text)) == set(chart_values(provider_free))
+
+
 def test_without_a_zone_for_efa_the_root_makes_one_pool(provider_free: Path) -> None:
     values = chart_values(provider_free, efa_az="")["gpu_nodes"]
     (pool,) = of_kind(rendered("gpu-nodes", values=values, release="gpu"), "NodePool")

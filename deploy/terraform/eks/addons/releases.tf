@@ -144,7 +144,6 @@ resource "helm_release" "kueue" {
   version          = var.kueue_version
   atomic           = true
   max_history      = 5
-  values           = [yamlencode(local.values.kueue)]
 
   # Kueue looks for the MPIJob CRD when it starts.
   depends_on = [helm_release.mpi_operator]

@@ -95,8 +95,6 @@ locals {
 
     metrics_server = { replicas = 2, podDisruptionBudget = { enabled = true, minAvailable = 1 } }
 
-    kueue = { enableKueueViz = false }
-
     mpi_operator = {
       image = merge(
         { digest = var.mpi_operator_digest, tag = var.mpi_operator_version },
