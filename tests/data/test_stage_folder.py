@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -341,6 +342,22 @@ def test_check_of_a_folder_that_was_never_staged(source: Path, tmp_path: Path) -
     write(tmp_path / "there", FILES)
     with pytest.raises(DataError, match="has no manifest"):
         check(str(source), str(tmp_path / "there"), progress=lambda tally: None)
+
+
+def test_check_only_reads_where_it_may_not_write(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = tmp_path / "there"
+    bring(source, there)
+    shutil.rmtree(there / ".maskfleet-stage")
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: False
+    )  # as on FSx what it has imported itself; root may always
+    assert check(str(source), str(there), progress=lambda tally: None).files == 4
+    (there / "train2017/1.jpg").unlink()
+    with pytest.raises(DataError, match=r"'train2017/1\.jpg' is missing") as caught:
+        check(str(source), str(there), progress=lambda tally: None)
+    assert "as a user who may write there" in caught.value.remedy
+    assert (there / "manifest.jsonl").exists()
+    assert not (there / ".maskfleet-stage").exists()
 
 
 def test_the_command_ends_with_a_message_and_a_code(tmp_path: Path) -> None:

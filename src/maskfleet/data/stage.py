@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -74,11 +75,12 @@ def check(
 ) -> Staged:
     """Read all of `destination` again and compare it with its manifest and with `source`; copy nothing.
 
-    What is found bad is forgotten, so that `stage` copies it again.
+    What is found bad is forgotten, so that `stage` copies it again; a destination that may only be read is only read.
     """
     if not _is_s3(destination) and not Path(destination).is_dir():
         raise DataError(f"{destination} is not there", remedy="stage it first: the same command without --check")
-    with _job(source, destination, manifest, workers, progress) as job:
+    may_write = _is_s3(destination) or os.access(destination, os.W_OK)
+    with _job(source, destination, manifest, workers, progress, claim=may_write) as job:
         if next(job.target.manifest(), None) is None:
             raise DataError(
                 f"{job.target.name} has no manifest: no staging into it has ended",
@@ -93,19 +95,30 @@ def check(
                     problems.add(result)
                     job.index.forget(row.item.path)
         if problems.count:
-            job.target.reopen(job.index.records())
-            problems.complain(f"{job.target.name} is not what it should be", "run the same command without --check")
+            if may_write:
+                job.target.reopen(job.index.records())
+            problems.complain(
+                f"{job.target.name} is not what it should be",
+                "run the same command without --check" + ("" if may_write else ", as a user who may write there"),
+            )
         return _staged(job, tally)
 
 
 @contextmanager
 def _job(
-    source: str, destination: str, manifest: Path | None, workers: int, progress: Callable[[Tally], None]
+    source: str,
+    destination: str,
+    manifest: Path | None,
+    workers: int,
+    progress: Callable[[Tally], None],
+    *,
+    claim: bool = True,
 ) -> Iterator[_Job]:
     _expect_two_places(source, destination)
     with ExitStack() as stack:
         origin, target = _place(source, workers, stack), _place(destination, workers, stack)
-        stack.enter_context(target.claimed())
+        if claim:
+            stack.enter_context(target.claimed())
         index = Index()
         stack.callback(index.close)
         _load(index, origin, target, manifest)

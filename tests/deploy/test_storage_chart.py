@@ -1,0 +1,141 @@
+"""The storage chart: claims for file systems that exist. checkov sees it with the stage-data chart."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_charts import kubernetes_complaints, lint, of_kind, refusal, rendered
+
+EFS = {"enabled": True, "file_system_id": "fs-0123456789abcdef0"}
+FSX = {
+    "enabled": True,
+    "file_system_id": "fs-0123456789abcdef1",
+    "dns_name": "fs-0123456789abcdef1.fsx.us-east-1.amazonaws.com",
+    "mount_name": "abcdefgh",
+}
+GP3 = {"enabled": True}
+ALL = {"efs": EFS, "fsx": FSX, "gp3": GP3}
+
+
+def combinations() -> list[dict[str, Any]]:
+    """Every choice of parts, each part in every documented way."""
+    efs = [None, EFS, {**EFS, "access_point_id": "fsap-0123456789abcdef0", "claim": "data"}]
+    fsx = [None, FSX, {**FSX, "capacity": "9600Gi"}]
+    key = "arn:aws:kms:us-east-1:123456789012:key/0d5c1a2e-0000-4000-8000-000000000000"
+    gp3 = [None, GP3, {**GP3, "default": True, "name": "scratch", "kms_key_arn": key}]
+    parts = [dict(zip(("efs", "fsx", "gp3"), choice, strict=True)) for choice in itertools.product(efs, fsx, gp3)]
+    chosen = [{name: part for name, part in one.items() if part is not None} for one in parts]
+    return [one for one in chosen if one]
+
+
+def test_every_combination_renders_what_kubernetes_takes(tmp_path: Path) -> None:
+    everything: dict[str, Any] = {}
+    for values in combinations():
+        manifests = rendered("storage", values=values)
+        claims = len([name for name in ("efs", "fsx") if name in values])
+        assert len(of_kind(manifests, "PersistentVolume")) == claims
+        assert len(of_kind(manifests, "PersistentVolumeClaim")) == claims
+        assert len(of_kind(manifests, "StorageClass")) == ("gp3" in values)
+        everything |= {json.dumps(one): one for one in manifests}
+    assert len(combinations()) == 26
+    assert kubernetes_complaints(everything.values(), tmp_path / "all") == []
+
+
+def test_lint_is_content(tmp_path: Path) -> None:
+    assert "0 chart(s) failed" in lint("storage", ALL, tmp_path)
+
+
+def test_volume_and_claim_are_made_for_each_other_and_outlive_the_release() -> None:
+    manifests = rendered("storage", values=ALL, release="one", namespace="team-a")
+    volumes, claims = of_kind(manifests, "PersistentVolume"), of_kind(manifests, "PersistentVolumeClaim")
+    for volume, claim in zip(volumes, claims, strict=True):
+        assert claim["spec"]["volumeName"] == volume["metadata"]["name"]
+        reference = volume["spec"]["claimRef"]
+        assert (reference["namespace"], reference["name"]) == ("team-a", claim["metadata"]["name"])
+        assert volume["spec"]["storageClassName"] == claim["spec"]["storageClassName"] == ""
+        assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
+        assert volume["spec"]["accessModes"] == claim["spec"]["accessModes"] == ["ReadWriteMany"]
+        assert volume["spec"]["capacity"]["storage"] == claim["spec"]["resources"]["requests"]["storage"]
+        for one in (volume, claim):
+            assert one["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    assert [claim["metadata"]["name"] for claim in claims] == ["pv-efs", "pv-fsx"]
+
+
+def test_releases_and_namespaces_do_not_meet_in_a_volume() -> None:
+    names = set()
+    for release, namespace in itertools.product(("one", "two"), ("team-a", "team-b")):
+        manifests = rendered("storage", values=ALL, release=release, namespace=namespace)
+        names |= {volume["metadata"]["name"] for volume in of_kind(manifests, "PersistentVolume")}
+    assert len(names) == 8
+
+
+def test_efs_is_encrypted_on_the_way_and_lustre_locks_hold_on_all_nodes() -> None:
+    efs, fsx = of_kind(rendered("storage", values=ALL), "PersistentVolume")
+    assert efs["spec"]["csi"] == {
+        "driver": "efs.csi.aws.com",
+        "volumeHandle": "fs-0123456789abcdef0",
+        "volumeAttributes": {"encryptInTransit": "true"},
+    }
+    assert "mountOptions" not in efs["spec"]  # the driver calls `tls` among them deprecated
+    assert fsx["spec"]["csi"] == {
+        "driver": "fsx.csi.aws.com",
+        "volumeHandle": "fs-0123456789abcdef1",
+        "volumeAttributes": {"dnsname": FSX["dns_name"], "mountname": "abcdefgh"},
+    }
+    assert fsx["spec"]["mountOptions"] == ["noatime", "flock"]
+
+
+def test_an_access_point_is_part_of_the_handle() -> None:
+    values = {"efs": {**EFS, "access_point_id": "fsap-0123456789abcdef0"}}
+    [volume] = of_kind(rendered("storage", values=values), "PersistentVolume")
+    assert volume["spec"]["csi"]["volumeHandle"] == "fs-0123456789abcdef0::fsap-0123456789abcdef0"
+
+
+def test_the_storage_class_waits_for_a_pod_and_is_not_the_default() -> None:
+    [gp3] = of_kind(rendered("storage", values={"gp3": GP3}), "StorageClass")
+    assert gp3["volumeBindingMode"] == "WaitForFirstConsumer"
+    assert gp3["metadata"]["annotations"] == {"storageclass.kubernetes.io/is-default-class": "false"}
+    assert gp3["parameters"] == {"type": "gp3", "encrypted": "true", "csi.storage.k8s.io/fstype": "ext4"}
+
+
+def test_names_that_look_like_numbers_stay_texts() -> None:
+    values = {"efs": {**EFS, "claim": "123"}, "gp3": {**GP3, "name": "456"}}
+    for one in rendered("storage", values=values, release="7", namespace="42"):
+        assert one["metadata"]["labels"]["app.kubernetes.io/instance"] == "7"
+        assert isinstance(one["metadata"]["name"], str)
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({}, "efs.enabled"),
+        ({"efs": {"enabled": True}}, "efs.file_system_id"),
+        ({"efs": {**EFS, "file_system_id": "fs-1 }}{{ fail"}}, "efs.file_system_id"),
+        ({"efs": {**EFS, "file_system_id": "fs-0123456789abcdef0\nhostPath: /"}}, "efs.file_system_id"),
+        ({"efs": {**EFS, "access_point_id": "fs-0123456789abcdef0"}}, "efs.access_point_id"),
+        ({"efs": {**EFS, "claim": "x" * 64}}, "efs.claim"),
+        ({"efs": {**EFS, "claim": 'a"b'}}, "efs.claim"),
+        ({"efs": {**EFS, "capacity": 5}}, "efs.capacity"),
+        ({"efs": {**EFS, "capacity": "lots"}}, "efs.capacity"),
+        ({"efs": {**EFS, "enabled": "yes"}}, "efs.enabled"),
+        ({"efs": {**EFS, "tls": False}}, "tls"),
+        ({"fsx": {**FSX, "dns_name": ""}}, "fsx.dns_name"),
+        ({"fsx": {**FSX, "dns_name": "a@tcp:/x"}}, "fsx.dns_name"),
+        ({"fsx": {**FSX, "mount_name": ""}}, "fsx.mount_name"),
+        ({"fsx": {**FSX, "mount_name": "../etc"}}, "fsx.mount_name"),
+        ({"efs": EFS, "fsx": {**FSX, "claim": "pv-efs"}}, "fsx.claim"),
+        ({"gp3": {**GP3, "kms_key_arn": "alias/x"}}, "gp3.kms_key_arn"),
+        ({"gp3": {**GP3, "name": "Under_Score"}}, "gp3.name"),
+        ({"bogus": 1, "efs": EFS}, "bogus"),
+    ],
+)
+def test_a_bad_value_is_refused_and_named(values: dict[str, Any], field: str) -> None:
+    assert field in refusal("storage", values=values)
+
+
+def test_a_release_name_that_is_too_long_is_refused_and_named() -> None:
+    assert "release name" in refusal("storage", values=ALL, release="a" * 41)
