@@ -19,8 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-
 
 def silent(port: int, hosts: Sequence[str], timeout_s: float = 5) -> dict[str, str]:
     """Why each host that does not greet as SSH on `port` does not; empty when all do."""
@@ -63,39 +61,39 @@ def check(port: int, hosts: Sequence[str]) -> int:
 
 
 def rank(command: Sequence[str]) -> int:
-    """The exit code of `command`, to which the first wish to stop, and only that, is passed on as SIGTERM.
+    """The exit code of `command`, to which the first SIGUSR1 is passed on as SIGTERM, its wish to save and stop.
 
-    After such a stop mpirun would kill the ranks that still save as soon as one ended with anything but 0. Rank 0, which
-    writes the checkpoint, alone ends as what it is, so that the job does not count as done.
+    After such a stop mpirun would kill the ranks that still save as soon as one ended with anything but 0. Rank 0,
+    which writes the checkpoint, alone ends as what it is, so that the job does not count as done.
     """
     asked: list[int] = []
     trainer: list[subprocess.Popen[bytes]] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         asked.append(number)
-        if trainer and len(asked) == 1:
+        if trainer and len(asked) == 1:  # a second SIGTERM would end the trainer before it has saved
             trainer[0].send_signal(signal.SIGTERM)
 
-    for number in STOPS:
-        signal.signal(number, stop)
-    trainer.append(subprocess.Popen(list(command)))
+    signal.signal(signal.SIGUSR1, stop)
+    # mpirun signals whole process groups: its own SIGTERM reaches the trainer by itself, SIGUSR1 must not.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    trainer.append(subprocess.Popen(list(command), preexec_fn=lambda: signal.signal(signal.SIGUSR1, signal.SIG_IGN)))
     if asked:
         trainer[0].send_signal(signal.SIGTERM)
     code = trainer[0].wait()
     code = 128 - code if code < 0 else code
-    was_stopped = asked and code in (128 + signal.SIGTERM, 128 + signal.SIGINT)
+    was_stopped = asked and code == 128 + signal.SIGTERM
     return 0 if was_stopped and os.environ.get("OMPI_COMM_WORLD_RANK", "0") != "0" else code
 
 
 def leave(limit_s: float) -> int:
     """0 once mpirun and the ranks of this pod have ended, 1 if some still run after `limit_s`."""
     deadline = time.monotonic() + limit_s
-    daemons = _named("orted")
-    for process in _named("mpirun"):
-        _signal(process.pid, signal.SIGUSR1)  # mpirun passes it on to every rank; SIGTERM would give them one second
+    starters = {process.pid for process in _named("orted")}
     for process in _processes():
-        if process.parent in {daemon.pid for daemon in daemons}:
-            _signal(process.pid, signal.SIGTERM)
+        # mpirun passes SIGUSR1 on to every rank; SIGTERM would give them one second.
+        if process.name == "mpirun" or process.parent in starters:
+            _signal(process.pid, signal.SIGUSR1)
     while _named("mpirun") or _named("orted"):
         if time.monotonic() >= deadline:
             return 1

@@ -52,7 +52,7 @@ sidecar.istio.io/inject: "false"
 {{- define "train.pod.volumes" -}}
 - name: maskfleet
   projected:
-    defaultMode: 0444
+    defaultMode: 292 # 0444
     sources:
       - configMap:
           name: {{ .Release.Name }}-files

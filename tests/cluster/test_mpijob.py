@@ -1,0 +1,200 @@
+"""The train chart's own commands, as the MPIJob has them, in two worker pods and a launcher pod."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from client import until
+from pods import Job, Pod, key_pair, volume
+from processes import losses
+from train_release import main_container, render
+
+from cluster import Cluster
+from maskfleet.config.base import replaced
+from maskfleet.config.load import dump
+from maskfleet.config.recipes import recipe
+from maskfleet.data.synthetic import make_shapes
+from maskfleet.training.checkpoint import CheckpointStore
+from maskfleet.training.metrics import read_metrics
+from training.conftest import MICRO
+
+CPU: Mapping[str, Any] = {
+    "gpu_instance_type": "",
+    "gpus_per_node": 0,
+    "cpus_per_node": 1,
+    "memory_gib_per_node": 2,
+    "gpu_nodes": 2,
+}
+RUN = {**MICRO, "data.root": "/fsx/data/shapes", "train.images_per_gpu": 1}
+EPOCHS = 20
+LONG = {**RUN, "eval.every_epochs": 0, "checkpoint.every_epochs": 5, "train.epoch_schedule": ((EPOCHS, None),)}
+
+
+@pytest.fixture(scope="module")
+def fsx(cluster: Cluster) -> Path:
+    found = volume(cluster.folder / "fsx")
+    make_shapes(
+        found / "data" / "shapes",
+        num_train=12,
+        num_val=5,
+        height=(64, 64),
+        width=(64, 64),
+        num_categories=2,
+        max_objects=3,
+        seed=3,
+    )
+    return found
+
+
+@pytest.fixture
+def install(cluster: Cluster, fsx: Path, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    jobs: list[Job] = []
+
+    def installed(name: str, **values: Any) -> Job:
+        jobs.append(Job(cluster, render(tmp_path, {**CPU, **values}, name=name), fsx))
+        return jobs[-1]
+
+    yield installed
+    for job in jobs:
+        for pod in job.pods:
+            pod.kill()
+
+
+def ready(job: Job) -> list[Pod]:
+    """The two workers, which the launcher's init container has seen."""
+    waiting = job.init_container()
+    until(lambda: "waiting for 2 of 2 workers" in waiting.log)
+    workers = [job.worker(0), job.worker(1)]
+    assert waiting.ended() == 0, waiting.log
+    assert waiting.log.splitlines()[-1] == "all 2 workers answer"
+    return workers
+
+
+def run_yaml(changes: Mapping[str, Any]) -> str:
+    return dump(replaced(recipe("demo"), changes))
+
+
+def last_step(run_dir: Path) -> int:
+    records = read_metrics(run_dir)
+    return records[-1]["step"] if records else 0
+
+
+def saved_step(run_dir: Path) -> int:
+    newest = CheckpointStore(run_dir / "checkpoints", keep_last=3).newest()
+    return newest.step if newest is not None else 0
+
+
+def test_the_launchers_command_trains_over_two_workers_to_the_end(install: Callable[..., Job], fsx: Path) -> None:
+    sets = [f"{name}={json.dumps(value)}" for name, value in RUN.items()]
+    job = install("by-values", recipe="demo", data_dir="data/shapes", extra_config=sets)
+    ready(job)
+    launcher = job.launcher()
+    assert launcher.ended() == 0, launcher.log
+    assert "2 ranks on CPU" in launcher.log
+    assert "[1,0]<std" in launcher.log
+    assert "training is done" in launcher.log
+    assert len(losses(fsx / "logs" / "by-values")) == 6 * 3 + 2
+
+
+@pytest.mark.parametrize("dying", ["launcher", "worker"])
+def test_after_a_death_the_next_attempt_goes_on_where_the_first_was(
+    install: Callable[..., Job], fsx: Path, dying: str
+) -> None:
+    job = install(f"dying-{dying}", run_yaml=run_yaml(LONG), run_id=f"kept-{dying}")
+    run_dir = fsx / "logs" / f"kept-{dying}"
+    workers = ready(job)
+    first = job.launcher()
+    until(lambda: last_step(run_dir) >= 35)
+    if dying == "launcher":
+        first.kill()
+    else:
+        workers[0].kill()
+        assert first.ended(60) != 0
+        workers[0] = job.worker(0)
+    until(lambda: all("orted" not in pod.names() for pod in workers))
+    saved = saved_step(run_dir)
+    assert saved >= 30
+    assert job.init_container().ended() == 0
+    second = job.launcher()
+    assert second.ended() == 0, second.log
+    assert f"going on after step {saved}" in second.log
+    steps = [record["step"] for record in read_metrics(run_dir)]
+    assert steps == list(range(1, EPOCHS * 6 + 1))
+    logged = [line for line in second.log.splitlines() if "[1,0]" in line and " step: " in line]
+    assert len(logged) == len(steps) - saved
+
+
+def test_an_attempt_ends_by_itself_when_a_worker_falls_silent(install: Callable[..., Job], fsx: Path) -> None:
+    endless = {**LONG, "train.epoch_schedule": ((1000, None),)}
+    job = install("silent", run_yaml=run_yaml(endless))
+    workers = ready(job)
+    launcher = job.launcher()
+    until(lambda: last_step(fsx / "logs" / "silent") >= 7)
+    cut_at = time.monotonic()
+    job.cluster.unplug(2)
+    try:
+        assert launcher.ended(180) != 0
+        print(f"mpirun ended {time.monotonic() - cut_at:.0f} s after the cut")
+        until(lambda: all("orted" not in pod.names() for pod in workers), 60)
+    finally:
+        job.cluster.plug(2)
+
+
+@pytest.mark.parametrize("role", ["launcher", "worker"])
+def test_a_pod_that_is_asked_to_leave_lets_the_ranks_save_first(
+    install: Callable[..., Job], fsx: Path, role: str
+) -> None:
+    job = install(f"leaving-{role}", run_yaml=run_yaml(LONG))
+    run_dir = fsx / "logs" / job.name
+    workers = ready(job)
+    launcher = job.launcher()
+    until(lambda: last_step(run_dir) >= 7)
+    check = main_container(job.objects, "Launcher")["livenessProbe"]["exec"]["command"]
+    assert launcher.exec(check).returncode == 0
+    hook = main_container(job.objects, role.title())["lifecycle"]["preStop"]["exec"]["command"]
+    leaving = launcher if role == "launcher" else workers[0]
+    hooked = leaving.exec(hook)
+    assert launcher.ended(30) != 0, launcher.log
+    if role == "worker":  # the launcher's hook ends with its pod
+        assert hooked.returncode == 0
+        leaving.kill()
+        assert launcher_check_fails(job, check)
+    assert "stopped by SIGTERM after step" in launcher.log
+    assert 7 <= saved_step(run_dir) == last_step(run_dir) < EPOCHS * 6
+
+
+def launcher_check_fails(job: Job, check: list[str]) -> bool:
+    """Whether the liveness probe of a launcher sees that a worker is gone."""
+    still = job.init_container()
+    try:
+        return still.exec(check).returncode == 1
+    finally:
+        still.kill()
+
+
+def test_workers_let_nobody_in_without_the_jobs_key_and_the_launcher_talks_to_no_stranger(
+    install: Callable[..., Job],
+) -> None:
+    job = install("guarded")
+    other = key_pair(job.folder / "other")
+    job.worker(0)
+    job.worker(1, keys={**other, "authorized_keys": job.keys["authorized_keys"]})
+    waiting = job.init_container()
+    assert waiting.ended() == 0, waiting.log
+    inside = job.worker(2)  # any pod with the job's key and files will do
+    ssh = ["ssh", "-F", "/etc/maskfleet/ssh_config"]
+    greeted = inside.exec([*ssh, job.workers[0], "id", "-u"])
+    assert (greeted.returncode, greeted.stdout) == (0, "1000\n"), greeted.stderr
+    refused = inside.exec([*ssh, job.workers[1], "id", "-u"])
+    assert refused.returncode == 255
+    assert "Host key verification failed" in refused.stderr
+    inside.kill()
+    thief = job.worker(2, keys=other | {"id_rsa.pub": job.keys["id_rsa.pub"]})
+    kept_out = thief.exec([*ssh, job.workers[0], "id", "-u"])
+    assert kept_out.returncode == 255
+    assert "Permission denied (publickey)" in kept_out.stderr
