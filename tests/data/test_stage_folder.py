@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -12,11 +13,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from maskfleet.cli import stage as stage_command
 from maskfleet.cli.data import app
 from maskfleet.cli.stage import Meter
 from maskfleet.data import stage_folder
@@ -234,6 +237,19 @@ def test_what_a_refused_write_means_is_said() -> None:
     assert "ESTALE" not in str(stage_folder.folder_error(OSError(errno.ESTALE, "Stale file handle"), "/efs/data"))
 
 
+@pytest.mark.parametrize("error", [NotImplementedError("no flock"), OSError(errno.ENOSYS, "Function not implemented")])
+def test_a_file_system_without_locks_is_said(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def acquire(self: filelock.FileLock, timeout: float) -> None:
+        raise error
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", acquire)
+    with pytest.raises(DataError, match="takes no locks") as caught:
+        bring(source, tmp_path / "there")
+    assert "option flock" in caught.value.remedy
+
+
 def test_a_torn_journal_is_read_up_to_the_tear(source: Path, tmp_path: Path) -> None:
     bring(source, tmp_path / "there")
     manifest = tmp_path / "there" / "manifest.jsonl"
@@ -334,6 +350,32 @@ def test_the_command_says_what_it_did(source: Path, tmp_path: Path) -> None:
         "all were there and complete" in CliRunner().invoke(app, ["stage", str(source), str(tmp_path / "there")]).output
     )
     assert "all as in" in CliRunner().invoke(app, ["stage", str(source), str(tmp_path / "there"), "--check"]).output
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_command, "LINE_EVERY_S", 0.0)
+    result = CliRunner().invoke(app, ["stage", str(source), str(tmp_path / "there")])
+    lines = [line for line in result.output.splitlines() if line.startswith("copying: ")]
+    assert lines[-1].startswith("copying: 4 of 4 files, 8 B of 8 B, ")
+
+
+def test_on_a_terminal_there_is_a_bar(source: Path, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "maskfleet", "data", "stage", str(source), str(tmp_path / "there")]
+    with subprocess.Popen(command, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "150"}) as process:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                shown += os.read(ours, 4096)
+            except OSError:  # the other end is closed
+                break
+    os.close(ours)
+    assert process.returncode == 0
+    assert b"copying" in shown
+    assert b"4 of 4 files" in shown
 
 
 def test_check_of_a_folder_that_was_never_staged(source: Path, tmp_path: Path) -> None:

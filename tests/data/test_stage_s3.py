@@ -260,6 +260,16 @@ def test_files_beside_a_manifest_are_copied_and_mentioned(s3: FlakyS3, tmp_path:
     assert "1 files of s3://coco-data/sets/coco are not in its manifest" in done.notes[0]
 
 
+def test_versions_of_a_versioned_bucket_are_recorded(s3: FlakyS3, tmp_path: Path) -> None:
+    bucket = "coco-versions"
+    client = direct(s3)
+    client.create_bucket(Bucket=bucket)
+    client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    version = client.put_object(Bucket=bucket, Key="x/a.jpg", Body=b"jpeg")["VersionId"]
+    bring(f"s3://{bucket}/x", tmp_path / "efs")
+    assert manifest_in(tmp_path / "efs")["a.jpg"]["version"] == version
+
+
 def test_a_manifest_can_be_given(s3: FlakyS3, tmp_path: Path) -> None:
     put(s3, {"a.jpg": b"jpeg"})
     manifest = tmp_path / "m.jsonl"

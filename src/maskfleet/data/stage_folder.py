@@ -207,6 +207,8 @@ class Folder:
                 f"another staging into {self.name} is running ({who})",
                 remedy="wait until it ends, or stop it; then run this again",
             ) from error
+        except NotImplementedError as error:
+            raise folder_error(OSError(errno.ENOSYS, str(error)), self.name) from error
         except OSError as error:
             raise folder_error(error, self.name) from error
         return lock
@@ -235,6 +237,11 @@ def folder_error(error: OSError, name: str) -> DataError:
         return DataError(
             f"user {os.getuid()} may not write or read {where}: {error.strerror}",
             remedy="give the folder to that user (chown), mount it writable, or on EFS mount it by an access point",
+        )
+    if error.errno in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+        return DataError(
+            f"{where} takes no locks, so two stagings could meet there: {error.strerror}",
+            remedy="mount it with locks, Lustre with the option flock (deploy/helm/storage does)",
         )
     return DataError(
         f"{where}: {error.strerror or error}", remedy="check the folder and its mount, then run this again"
