@@ -115,6 +115,15 @@ def test_the_log_of_a_pod_on_a_dead_node_does_not_hide_the_state(api: FakeKube) 
     assert backend_of(HANDLE).status(HANDLE).state is JobState.RUNNING
 
 
+def test_a_failed_job_whose_log_is_out_of_reach_is_explained_by_what_is_known(api: FakeKube) -> None:
+    filled(api, "launcher-error")
+    api.logs.clear()
+    api.broken["/api/v1/namespaces/kubeflow/pods/r50-launcher-aaaaa/log"] = 502
+    told = backend_of(HANDLE).explain(HANDLE)
+    assert "attempt 2 ended with code 1" in told
+    assert "cause: not known" in told
+
+
 def test_a_cluster_out_of_reach_is_an_error_with_a_next_step(api: FakeKube) -> None:
     api.stop()
     with pytest.raises(ApiError, match="cannot be reached") as caught:

@@ -11,7 +11,7 @@ from maskfleet.config.load import RUN_FILE, load, write_run_file
 from maskfleet.config.yaml import read_mapping
 from maskfleet.deploy_files import deploy_path
 from maskfleet.errors import ConfigError, LaunchError
-from maskfleet.launch.eks_logs import launcher_lines
+from maskfleet.launch.eks_logs import launcher_lines, lines_left
 from maskfleet.launch.eks_preflight import refuse_unfit
 from maskfleet.launch.eks_reason import launcher_ends, reason_of
 from maskfleet.launch.eks_record import CHART, Record, record_of
@@ -84,8 +84,7 @@ class EksBackend:
         with self._kube() as kube:
             shot = take(kube, release_of(handle))
             status = status_from(shot)
-            wants_log = status.state is JobState.FAILED and shot.launchers
-            lines = list(launcher_lines(kube, handle)) if wants_log else []
+            lines = lines_left(kube, handle.path) if status.state is JobState.FAILED else []
         return explained(shot, status, lines)
 
     def _kube(self) -> Kube:

@@ -36,11 +36,27 @@ def launcher_lines(
     seen = False
     for line in lines:
         seen = True
-        text = _MPI_TAG.sub(lambda match: f"[rank{match[1]}]: ", line)
+        text = _with_rank(line)
         if rank is None or ((match := _RANK.match(text)) is not None and int(match[1]) == rank):
             yield text
     if not seen:
         yield from _silence(kube, handle)
+
+
+def lines_left(kube: Kube, release: str) -> list[str]:
+    """Lines of all attempts whose logs can still be read, oldest first."""
+    reader, found = _Reader(kube, release), []
+    for pod in reader.pods():
+        try:
+            found += [_with_rank(line) for line in reader.read(pod)]
+        except ApiError as error:
+            found.append(f"[launch]: the log of pod {pod['metadata']['name']} cannot be read: {error.what}")
+    return found
+
+
+def _with_rank(line: str) -> str:
+    """A line with mpirun's tag in the form that all backends use."""
+    return _MPI_TAG.sub(lambda match: f"[rank{match[1]}]: ", line)
 
 
 class _Reader:

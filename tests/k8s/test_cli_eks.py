@@ -1,0 +1,186 @@
+"""`maskfleet launch --on eks` and what its handle is good for, on a real API with an MPI operator and real helm.
+
+There is no node: pods are moved on by patching their status, and logs, which a kubelet keeps, are tested on the fake API.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kube import Kube, eventually, stays
+
+from tools import tool
+
+NAME = "r50-cli"
+
+
+class Fleet:
+    """The command line as a user of the namespace types it."""
+
+    def __init__(self, kube: Kube) -> None:
+        self.kube = kube
+        self.handle = f"eks://{kube.namespace}/{NAME}"
+        folders = {f"HELM_{kind}_HOME": str(kube.home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
+        path = os.pathsep.join([str(Path(tool("helm")).parent), os.environ["PATH"]])
+        self.environment = {**os.environ, **folders, "PATH": path}
+
+    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "maskfleet", *arguments]
+        return subprocess.run(argv, env=self.environment, capture_output=True, text=True, check=False, timeout=420)
+
+    def launch(self, *more: str, nodes: int = 2) -> subprocess.CompletedProcess[str]:
+        return self("launch", "--on", "eks", "--recipe", "standard", "--image", "repo/train@sha256:aa", "--name", NAME,
+                    "--namespace", self.kube.namespace, "--nodes", str(nodes), "--launch-set", "shared_claim=runs",
+                    "--detach", *more)  # fmt: skip
+
+    def status(self) -> dict[str, Any]:
+        return dict(json.loads(self("status", self.handle, "--json").stdout))
+
+
+@pytest.fixture
+def fleet(kube: Kube, operator: None) -> Iterator[Fleet]:
+    """A namespace with a bound claim, and a sign of life of the operator where that one gives none itself."""
+    size = {"storage": "1Gi"}
+    claim_spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": size}, "storageClassName": ""}
+    volume = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": kube.namespace},
+              "spec": {"accessModes": ["ReadWriteMany"], "capacity": size, "storageClassName": "",
+                       "persistentVolumeReclaimPolicy": "Retain", "nfs": {"server": "192.0.2.1", "path": "/"},
+                       "claimRef": {"namespace": kube.namespace, "name": "runs"}}}  # fmt: skip
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "runs"},
+             "spec": {**claim_spec, "volumeName": kube.namespace}}  # fmt: skip
+    assert kube.create(volume).returncode == 0
+    assert kube.create(claim).returncode == 0
+    renewed = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "mpi-operator"},
+             "spec": {"holderIdentity": "test", "renewTime": renewed}}  # fmt: skip
+    assert kube.create(lease).returncode == 0
+    eventually(lambda: kube.get("pvc", "runs")["status"]["phase"] == "Bound", what="the claim is bound")
+    yield Fleet(kube)
+    kube.kubectl("delete", "pv", kube.namespace, "--wait=false")
+
+
+def run_workers(kube: Kube, count: int = 2) -> None:
+    for index in range(count):
+        name = f"{NAME}-worker-{index}"
+        eventually(lambda name=name: kube.find("pod", name), what=name)  # type: ignore[misc]
+        kube.pod_runs(name)
+
+
+def launcher_pod(kube: Kube) -> str:
+    selector = f"training.kubeflow.org/job-name={NAME},training.kubeflow.org/job-role=launcher"
+
+    def alive() -> list[str]:
+        pods = kube.list("pods", selector)
+        return [pod["metadata"]["name"] for pod in pods if pod["status"].get("phase") in ("Pending", "Running")]
+
+    return eventually(alive, what="a pod of the launcher")[0]
+
+
+def ended(code: int) -> list[dict[str, Any]]:
+    state = {"terminated": {"exitCode": code, "reason": "Completed" if code == 0 else "Error"}}
+    return [{"name": "launcher", "image": "i", "imageID": "", "ready": False, "restartCount": 0, "state": state}]
+
+
+def test_a_job_goes_from_pending_over_running_to_done(fleet: Fleet) -> None:
+    done = fleet.launch()
+    assert (done.returncode, done.stdout.strip()) == (0, fleet.handle), done.stderr
+    eventually(lambda: fleet.status()["hosts"], what="workers in the status")
+    pending = fleet.status()
+    assert (pending["state"], pending["detail"]) == ("pending", "0 of 2 workers are ready")
+    stays(lambda: not fleet.kube.list("pods", "training.kubeflow.org/job-role=launcher"), what="no launcher yet")
+    run_workers(fleet.kube)
+    pod = launcher_pod(fleet.kube)
+    fleet.kube.pod_runs(pod)
+    eventually(lambda: fleet.status()["state"] == "running", what="the job runs")
+    assert [host["state"] for host in fleet.status()["hosts"]] == ["running", "running"]
+    fleet.kube.set_pod_status(pod, phase="Succeeded", containerStatuses=ended(0))
+    eventually(lambda: fleet.status()["state"] == "done", what="the job is done")
+    assert "nothing to explain" in fleet("explain", fleet.handle).stdout
+
+
+def test_what_dry_run_prints_is_what_helm_gets(fleet: Fleet) -> None:
+    printed = fleet.launch("--dry-run").stdout
+    values, command = printed.split("\n# command\n")
+    assert fleet.launch().returncode == 0
+    noted = yaml.safe_load(fleet.kube.helm("get", "values", NAME, "-o", "yaml"))
+    assert noted == yaml.safe_load(values)
+    assert json.loads(command)[:3] == ["helm", "install", NAME]
+
+
+def test_a_job_that_runs_is_not_launched_again_and_cancel_is_idempotent(fleet: Fleet) -> None:
+    assert fleet.launch().returncode == 0
+    again = fleet.launch()
+    assert again.returncode == 2
+    assert f"{fleet.handle} is pending already" in again.stderr
+    run_workers(fleet.kube)
+    for _ in range(2):
+        assert fleet("cancel", fleet.handle).returncode == 0
+    assert fleet.status()["state"] == "cancelled"
+    left = {pair for pair in fleet.kube.everything() if pair[0] in ("MPIJob", "Pod", "Job", "Service", "ConfigMap")}
+    assert left == set()
+    assert fleet("cancel", f"eks://{fleet.kube.namespace}/never-was").returncode == 0
+
+
+def test_a_cancelled_run_is_continued_and_another_one_is_refused(fleet: Fleet) -> None:
+    assert fleet.launch().returncode == 0
+    assert fleet("cancel", fleet.handle).returncode == 0
+    other = fleet.launch("--set", "train.base_lr=0.5")
+    assert other.returncode == 2
+    assert "holds another run" in other.stderr
+    assert "base_lr" in other.stderr
+    assert fleet.launch().returncode == 0
+    eventually(lambda: fleet.status()["state"] == "pending", what="the run is back")
+
+
+def test_a_failed_run_says_so_and_is_continued_under_its_name(fleet: Fleet) -> None:
+    assert fleet.launch("--max-restarts", "0", nodes=1).returncode == 0
+    run_workers(fleet.kube, 1)
+    pod = launcher_pod(fleet.kube)
+    fleet.kube.set_pod_status(pod, phase="Failed", containerStatuses=ended(3))
+    eventually(lambda: fleet.status()["state"] == "failed", what="the job has failed")
+    assert fleet.status()["exit_code"] == 3
+    told = fleet("explain", fleet.handle).stdout
+    assert "attempt 1 ended with code 3" in told
+    again = fleet.launch("--max-restarts", "0", nodes=1)
+    assert again.returncode == 0, again.stderr
+    eventually(lambda: fleet.status()["state"] == "pending", what="the run is back")
+    assert launcher_pod_is_gone(fleet.kube, pod)
+
+
+def launcher_pod_is_gone(kube: Kube, name: str) -> bool:
+    return kube.find("pod", name) is None
+
+
+def test_a_deleted_worker_and_a_killed_launcher_are_told(fleet: Fleet) -> None:
+    assert fleet.launch().returncode == 0
+    run_workers(fleet.kube)
+    first = launcher_pod(fleet.kube)
+    fleet.kube.pod_runs(first)
+    eventually(lambda: fleet.status()["state"] == "running", what="the job runs")
+    fleet.kube.kubectl("delete", "pod", f"{NAME}-worker-1", "--wait=true")
+    eventually(lambda: fleet.status()["detail"] == "1 of 2 workers are not ready", what="a worker is missed")
+    fleet.kube.set_pod_status(first, phase="Failed", containerStatuses=ended(1))
+    eventually(lambda: fleet.status()["restarts"] >= 1, what="the launcher is started again", within_s=120)
+
+
+def test_a_claim_that_is_missing_is_named_before_anything_is_sent(fleet: Fleet) -> None:
+    done = fleet.launch("--launch-set", "shared_claim=nope")
+    assert done.returncode == 2
+    assert "no volume claim nope" in done.stderr
+    assert not fleet.kube.find("mpijob", NAME)
+
+
+def test_a_value_that_the_chart_refuses_is_named(fleet: Fleet) -> None:
+    done = fleet.launch("--launch-set", "chart_values={nccl_debug: [1]}")
+    assert done.returncode == 2
+    assert "nccl_debug" in done.stderr
+    assert not fleet.kube.find("mpijob", NAME)
