@@ -30,161 +30,15 @@ from maskfleet.infra.place import Place
 from maskfleet.infra.session import Options, Session, open_session, read_session
 from tools import tool
 
-AWS_ROOT = """
-terraform {
-  required_version = ">= 1.5.0"
-  backend "s3" {}
-}
-
-variable "region" {
-  type = string
-}
-
-variable "cluster_name" {
-  type = string
-}
-
-variable "azs" {
-  type    = list(string)
-  default = ["a", "b"]
-}
-
-variable "sleep_s" {
-  type    = number
-  default = 0
-}
-
-variable "needs_file" {
-  type    = string
-  default = "/"
-}
-
-variable "api" {
-  type    = string
-  default = "https://127.0.0.1:9"
-}
-
-variable "api_ca" {
-  type    = string
-  default = "Y2E="
-}
-
-variable "password" {
-  type      = string
-  sensitive = true
-  default   = "unset"
-}
-
-resource "terraform_data" "vpc" {
-  input = var.cluster_name
-}
-
-resource "terraform_data" "subnet" {
-  for_each = toset(var.azs)
-  input    = "${terraform_data.vpc.output}-${each.key}"
-}
-
-resource "terraform_data" "nat" {
-  input = terraform_data.subnet["a"].output
-}
-
-resource "terraform_data" "efs" {
-  input = var.cluster_name
-}
-
-resource "terraform_data" "fsx" {
-  input = terraform_data.subnet["a"].output
-}
-
-resource "terraform_data" "efs_policy" {
-  input = terraform_data.efs.output
-}
-
-resource "terraform_data" "fsx_policy" {
-  input = [terraform_data.fsx.output, terraform_data.cluster.output]
-}
-
-resource "terraform_data" "cluster" {
-  input = [for subnet in terraform_data.subnet : subnet.output]
-
-  provisioner "local-exec" {
-    command = "sleep ${var.sleep_s}"
-  }
-}
-
-resource "terraform_data" "nodes" {
-  input = terraform_data.cluster.output
-
-  provisioner "local-exec" {
-    command = "test -e ${var.needs_file}"
-  }
-}
-
-output "region" {
-  value = var.region
-}
-
-output "cluster_id" {
-  value = terraform_data.nodes.output == null ? "" : var.cluster_name
-}
-
-output "cluster_endpoint" {
-  value = var.api
-}
-
-output "cluster_ca" {
-  value = var.api_ca
-}
-
-output "efs_id" {
-  value = terraform_data.efs.id
-}
-
-output "admin_password" {
-  value     = var.password
-  sensitive = true
-}
-"""
-ADDONS_ROOT = """
-variable "cluster_id" {
-  type = string
-}
-
-variable "efs_id" {
-  type    = string
-  default = ""
-}
-
-variable "addon" {
-  type    = string
-  default = "one"
-}
-
-resource "terraform_data" "storage" {
-  input = {
-    cluster = var.cluster_id
-    efs     = var.efs_id
-    addon   = var.addon
-    chart   = file("${path.module}/../../../helm/storage/Chart.yaml")
-  }
-}
-
-output "storage" {
-  value = terraform_data.storage.output.cluster
-}
-"""
+ROOTS = Path(__file__).parent / "roots"
 
 
 def make_place(folder: Path) -> Place:
     """A deploy folder of our own, with the folders of the real one."""
     deploy = folder / "shipped"
-    for name, text in (
-        ("terraform/eks/aws/main.tf", AWS_ROOT),
-        ("terraform/eks/addons/main.tf", ADDONS_ROOT),
-        ("helm/storage/Chart.yaml", "name: storage\n"),
-    ):
-        (deploy / name).parent.mkdir(parents=True, exist_ok=True)
-        (deploy / name).write_text(text.lstrip())
+    shutil.copytree(ROOTS, deploy / "terraform" / "eks")
+    (deploy / "helm" / "storage").mkdir(parents=True)
+    (deploy / "helm" / "storage" / "Chart.yaml").write_text("name: storage\n")
     return Place(
         name="eks",
         deploy=deploy,
@@ -427,8 +281,8 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage,
 def made(made_once: tuple[Stage, KubeApi], tmp_path: Path) -> Stage:
     """A copy of what was made once: a work folder may be moved."""
     stage = made_once[0]
-    shutil.copytree(stage.workdir, tmp_path / "work", symlinks=True)
-    return replace(stage, workdir=tmp_path / "work", screen=io.StringIO())
+    shutil.copytree(stage.workdir, tmp_path / "made", symlinks=True)
+    return replace(stage, workdir=tmp_path / "made", screen=io.StringIO())
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ def test_secrets_are_on_no_command_line_and_in_private_files_only(stage: Any, tm
 
 def test_the_second_root_gets_no_setting_that_it_does_not_declare(made: Any) -> None:
     given = json.loads((made.workdir / "deploy/terraform/eks/addons" / VARIABLES_FILE).read_text())
-    assert set(given) == {"cluster_id", "efs_id"}
+    assert set(given) == {"cluster_id", "efs_id", "region"}
 
 
 def test_a_plan_is_saved_and_exactly_that_is_applied(stage: Any) -> None:
@@ -115,7 +115,7 @@ def test_a_plan_is_saved_and_exactly_that_is_applied(stage: Any) -> None:
 
 def test_a_locked_state_says_who_holds_it_and_how_to_unlock(stage: Any) -> None:
     session = stage.open()
-    session.give_variables({})
+    session.give_settings()
     session.base.init()
     states = stage.workdir / "state"
     # A lock file as the local backend writes it, held by a real lock on the state.
@@ -164,3 +164,11 @@ def test_another_bucket_for_a_state_in_use_is_refused(made: Any) -> None:
 def test_a_work_folder_serves_one_cluster(made: Any) -> None:
     with pytest.raises(InfraError, match="belongs to the cluster fleet, not to other"):
         made.open("cluster_name=other")
+
+
+def test_a_change_of_outputs_alone_reaches_the_second_root(made: Any) -> None:
+    make.up(made.open("region=eu-west-1"))
+    shown = made.shown()
+    assert "aws: no change, outputs: region" in shown
+    assert "addons: 1 to change" in shown
+    assert outputs(made.read())["region"] == "eu-west-1"

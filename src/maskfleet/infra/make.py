@@ -24,12 +24,12 @@ class Planned:
 
     @property
     def changes(self) -> bool:
-        return self.progress is None or bool(self.progress.work)
+        return self.progress is None or self.progress.has_changes
 
 
 def plan(session: Session) -> list[Planned]:
     """Plan both roots and say what would happen; the second can be planned only when the first is there."""
-    session.give_variables({})
+    session.give_settings()
     base = _planned(session, session.base)
     if not _is_there(session, base):
         session.view.say(f"{session.addons.name}: planned when {session.base.name} is made, for it needs its outputs")
@@ -41,20 +41,20 @@ def plan(session: Session) -> list[Planned]:
 
 def up(session: Session) -> dict[str, Any]:
     """Make or change everything; the outputs of the first root. Begun again, it goes on where it was."""
-    session.give_variables({})
+    session.give_settings()
     base = _planned(session, session.base)
     agreed = False
-    if base.work:
+    if base.has_changes:
         _agree(session, f"apply this to {session.base.name}? What runs in the cluster follows")
         agreed = True
         _apply(session, session.base)
     outputs = _feed(session)
     addons = _planned(session, session.addons)
-    if addons.work:
+    if addons.has_changes:
         if not agreed or destroyed(addons):
             _agree(session, f"apply this to {session.addons.name}?")
         _apply(session, session.addons)
-    if not base.work and not addons.work:
+    if not base.has_changes and not addons.has_changes:
         session.view.say("nothing to do: everything is as the settings say")
     return outputs
 
@@ -76,7 +76,8 @@ def missing_inputs(session: Session, state: State) -> list[str]:
 def show_plan(session: Session, root: Root, progress: Progress) -> None:
     """The plan in a few lines: counts, drift, what is destroyed, what costs money."""
     say = session.view.say
-    say(f"{root.name}: {counts(progress.work)}")
+    outputs = f", outputs: {', '.join(progress.changed_outputs)}" if progress.changed_outputs else ""
+    say(f"{root.name}: {counts(progress.work)}{outputs}")
     for change in progress.drift:
         say(f"  changed outside of terraform: {change.address} ({change.action})")
     for change in destroyed(progress):
@@ -108,7 +109,7 @@ def _feed(session: Session) -> dict[str, Any]:
             remedy="maskfleet infra status says how far it got; maskfleet infra up goes on",
         )
     outputs = {name: output.value for name, output in state.outputs.items()}
-    session.give_variables(outputs)
+    session.give_outputs(outputs)
     return outputs
 
 

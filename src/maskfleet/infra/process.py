@@ -145,9 +145,9 @@ class _Stop:
     def tell(self) -> None:
         """Say that a request came: here and not in the signal's own frame, where printing is not safe."""
         if self.asked > self._last_told:
-            self._last_told = self.asked
             self.forward()  # again, for a signal that came before there was a process
-            self._told(self.asked)
+            self._told(self.asked if self._last_told else 1)
+            self._last_told = self.asked
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from maskfleet.infra.events import Diagnostic, Event, Summary
 
@@ -47,6 +48,7 @@ class Progress:
     drift: list[Change] = field(default_factory=list)
     diagnostics: list[Diagnostic] = field(default_factory=list)
     summary: Summary | None = None
+    outputs: dict[str, Any] = field(default_factory=dict)
     text: list[str] = field(default_factory=list)
     read: int = 0
     completed: int = 0
@@ -72,6 +74,8 @@ class Progress:
                 self._ended(event, now, "done")
             case "apply_errored":
                 self._ended(event, now, "failed")
+            case "outputs":
+                self.outputs = event.outputs
             case "change_summary":
                 self.summary = event.summary
             case "diagnostic" if event.diagnostic is not None:
@@ -92,6 +96,15 @@ class Progress:
     def work(self) -> list[Change]:
         """The planned changes that do something."""
         return [change for change in self.changes if change.action in WORK]
+
+    @property
+    def changed_outputs(self) -> list[str]:
+        """Outputs that a plan means to change; a plan may change nothing else."""
+        return [name for name, one in self.outputs.items() if one.get("action") not in (None, "noop")]
+
+    @property
+    def has_changes(self) -> bool:
+        return bool(self.work or self.changed_outputs)
 
     @property
     def steps(self) -> int:

@@ -39,11 +39,11 @@ def down(session: Session, wishes: Wishes) -> None:
     _ask(session, wishes, kept, [*gone, *addons.resources])
     remaining = _empty_cluster(session, wishes, base)
     if addons.resources and not wishes.skip_cluster:
-        session.give_variables(_values(base))
+        session.give_outputs(_values(base))
         session.addons.init()
         _destroy(session, session.addons, addons.resources, ())
     if gone:
-        session.give_variables(_values(base))
+        session.give_settings()
         session.base.init()
         _destroy(session, session.base, gone, kept)
     if wishes.skip_cluster:

@@ -65,11 +65,17 @@ class Session:
             root.init()
         return root.state()
 
-    def give_variables(self, outputs: Mapping[str, Any]) -> None:
-        """Write each root's variables; outputs of the first feed those of the second that bear the same name."""
+    def give_settings(self) -> None:
+        """Write the variables of the first root."""
         variables.write_variables(self.base.folder, self.settings)
+
+    def give_outputs(self, outputs: Mapping[str, Any]) -> None:
+        """Write the variables of the second root: outputs of the first feed those that bear the same name.
+
+        An output wins over a setting: it is what the first root made of that setting.
+        """
         given = {name: value for name, value in outputs.items() if value is not None}
-        variables.write_variables(self.addons.folder, {**given, **self.settings})
+        variables.write_variables(self.addons.folder, {**self.settings, **given})
 
 
 def read_session(options: Options, place: Place, view: View, env: Mapping[str, str]) -> Session:
