@@ -40,7 +40,7 @@ def _gpu() -> str | None:
 
 
 def _commit() -> str:
-    """The commit; a copy made from a working tree is told it by MASKFLEET_COMMIT, since git knows an older one there."""
+    """The commit; a copy of a working tree is told it by MASKFLEET_COMMIT, since git knows an older one there."""
     if "MASKFLEET_COMMIT" in os.environ:
         return os.environ["MASKFLEET_COMMIT"]
     git = ["git", "rev-parse", "--short", "HEAD"]

@@ -181,12 +181,15 @@ def test_the_figures_of_the_readme_are_those_of_the_result_files() -> None:
     loader, scoring, store = result("loader.json"), result("eval.json"), result("store.json")
     rate = loader["images_per_cpu_s"]
     step: Any = result("step.json")
-    ours = {(row["what"], row["batch"]): row["images_per_s"] for row in step["alone"]}
-    [pair] = [row for row in step["side_by_side"] if "peer" in row]
+    [pair] = [row for row in step["alone"] if "peer" in row]
+    [detect] = [row for row in step["alone"] if row["what"] == "detect"]
+    fed, overfit, shapes = result("fed.json"), result("overfit.json"), result("convergence.json")
     assert figures == [
         [f"{pair['images_per_s']:.0f}", f"{pair['peer']['images_per_s']:.0f}"],
-        [f"{ours['train', 16]:.0f}"],
-        [f"{ours['detect', 16]:.0f}"],
+        [f"{fed['fed_images_per_s']:.0f}", f"{fed['alone_images_per_s']:.0f}"],
+        [f"{detect['images_per_s']:.0f}"],
+        [f"{shapes['box_ap']['compiled']['mean']:.3f}", f"{shapes['box_ap']['eager']['mean']:.3f}"],
+        [f"{overfit['scores']['bbox']['ap']:.3f}"],
         [f"{result('checkpoint.json')['blocked_ms']['median_of_rest']:.0f}"],
         [f"{rate['maskfleet']:.0f}", f"{rate['peer']:.0f}"],
         [f"{rate['maskfleet_resize_on_device']:.0f}", f"{rate['peer']:.0f}"],

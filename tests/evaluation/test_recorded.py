@@ -11,6 +11,7 @@ from maskfleet.evaluation.recorded import RecordedDetector
 
 @pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch 2.11 imports it while compiling
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("variant", ["fpn", "c4"])
 def test_recorded_detections_are_those_of_the_eager_model_batch_after_batch(

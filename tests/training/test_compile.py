@@ -193,6 +193,7 @@ def golden_model() -> MaskRCNN:
 
 @pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch 2.11 imports it while compiling
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 0.02)])
 def test_compiled_losses_on_the_goldens_input_are_those_of_fp32_eager(
@@ -221,6 +222,7 @@ def test_compiled_losses_on_the_goldens_input_are_those_of_fp32_eager(
 
 @pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch 2.11 imports it while compiling
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("steps_per_update", [1, 2])
 def test_recorded_steps_move_the_weights_as_eager_ones_do(

@@ -57,7 +57,7 @@ def first_kept(keep: Tensor, count: int) -> Tensor:
     if num_slots <= MAX_SCAN:
         return keep & (keep.cumsum(dim=1) <= count)
     # Torch's compiler cannot fuse a running sum over rows so long that it splits them, so the splitting is done here.
-    blocks = F.pad(keep, (0, -num_slots % SCAN_BLOCK)).unflatten(1, (-1, SCAN_BLOCK))  # [M, blocks, SCAN_BLOCK]
+    blocks = F.pad(keep, (0, -num_slots % SCAN_BLOCK)).reshape(len(keep), -1, SCAN_BLOCK)  # [M, blocks, SCAN_BLOCK]
     inside = blocks.cumsum(dim=2)
     ends = inside[:, :, -1].cumsum(dim=1)
     ranks = (inside + (ends - inside[:, :, -1])[:, :, None]).flatten(1)[:, :num_slots]
