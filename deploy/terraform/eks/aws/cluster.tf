@@ -81,16 +81,20 @@ resource "aws_iam_openid_connect_provider" "this" {
   client_id_list = ["sts.amazonaws.com"]
 }
 
+locals {
+  cluster_security_group = aws_eks_cluster.this.vpc_config[0].cluster_security_group_id
+}
+
 # EFA wants a rule from the group to itself for outgoing traffic too; the one to 0.0.0.0/0 does not count.
 resource "aws_vpc_security_group_egress_rule" "efa" {
-  security_group_id            = aws_eks_cluster.this.vpc_config[0].cluster_security_group_id
-  referenced_security_group_id = aws_eks_cluster.this.vpc_config[0].cluster_security_group_id
+  security_group_id            = local.cluster_security_group
+  referenced_security_group_id = local.cluster_security_group
   ip_protocol                  = "-1"
   description                  = "Nodes to nodes, EFA included"
 }
 
 resource "aws_ec2_tag" "karpenter_security_group" {
-  resource_id = aws_eks_cluster.this.vpc_config[0].cluster_security_group_id
+  resource_id = local.cluster_security_group
   key         = "karpenter.sh/discovery"
   value       = var.cluster_name
 }

@@ -40,7 +40,7 @@ output "cluster_oidc_arn" {
 
 output "cluster_security_group" {
   description = "Security group of all nodes."
-  value       = aws_eks_cluster.this.vpc_config[0].cluster_security_group_id
+  value       = local.cluster_security_group
 }
 
 output "node_role_arn" {

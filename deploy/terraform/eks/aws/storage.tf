@@ -92,7 +92,7 @@ resource "aws_vpc_security_group_ingress_rule" "efs" {
   count = var.efs_enabled ? 1 : 0
 
   security_group_id            = aws_security_group.efs[0].id
-  referenced_security_group_id = aws_eks_cluster.this.vpc_config[0].cluster_security_group_id
+  referenced_security_group_id = local.cluster_security_group
   ip_protocol                  = "tcp"
   from_port                    = 2049
   to_port                      = 2049
@@ -199,7 +199,7 @@ resource "aws_security_group" "fsx" {
 locals {
   lustre_ports = { data = [988, 988], clients = [1018, 1023] }
   lustre_peers = var.fsx_enabled ? {
-    nodes   = aws_eks_cluster.this.vpc_config[0].cluster_security_group_id
+    nodes   = local.cluster_security_group
     servers = aws_security_group.fsx[0].id
   } : {}
   lustre_rules = {
@@ -234,7 +234,7 @@ resource "aws_vpc_security_group_egress_rule" "fsx" {
 resource "aws_vpc_security_group_ingress_rule" "lustre_clients" {
   for_each = { for name, ports in local.lustre_ports : name => ports if var.fsx_enabled }
 
-  security_group_id            = aws_eks_cluster.this.vpc_config[0].cluster_security_group_id
+  security_group_id            = local.cluster_security_group
   referenced_security_group_id = aws_security_group.fsx[0].id
   ip_protocol                  = "tcp"
   from_port                    = each.value[0]
