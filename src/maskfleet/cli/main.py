@@ -15,6 +15,7 @@ from maskfleet.cli import data as data_command
 from maskfleet.cli import demo as demo_command
 from maskfleet.cli import doctor as doctor_command
 from maskfleet.cli import evaluate as evaluate_command
+from maskfleet.cli import files as files_command
 from maskfleet.cli import infra as infra_command
 from maskfleet.cli import jobs as jobs_command
 from maskfleet.cli import launch as launch_command
@@ -41,6 +42,9 @@ app.command("status")(jobs_command.status)
 app.command("logs")(jobs_command.logs)
 app.command("explain")(jobs_command.explain)
 app.command("cancel")(jobs_command.cancel)
+app.command("ls")(files_command.ls)
+app.command("cp")(files_command.cp)
+app.command("fetch")(files_command.fetch)
 app.add_typer(infra_command.app, name="infra")
 app.add_typer(config_command.app, name="config")
 app.add_typer(weights_command.app, name="weights")

@@ -1,0 +1,118 @@
+"""`maskfleet ls`, `cp` and `fetch`: the files of a run by its handle, on this machine, on hosts or on EKS."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from maskfleet.cli.console import err, out, print_raw
+from maskfleet.cli.options import JsonOption
+from maskfleet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from maskfleet.launch.job import JobHandle
+    from maskfleet.launch.volume import Entry
+
+PlaceArgument = Annotated[
+    str, typer.Argument(help="A job's handle, with /PATH behind it if you like.", show_default=False)
+]
+_HANDLE = re.compile(r"[a-z]+://")
+
+
+def ls(place: PlaceArgument, as_json: JsonOption = False) -> None:
+    """List the folder of a run. On EKS, HANDLE//PATH begins at the root of the shared volume."""
+    from maskfleet.launch.files import files_at
+    from maskfleet.launch.job import JobHandle
+
+    with files_at(JobHandle.parse(place), told=_tell) as files:
+        entries = files.entries()
+    if as_json:
+        rows = [{"path": one.path, "kind": one.kind, "size": one.size, "mtime_ns": one.mtime_ns} for one in entries]
+        print_raw(json.dumps(rows, indent=2))
+        return
+    for one in entries:
+        out.print(_line(one, place), markup=False)
+
+
+def cp(
+    source: Annotated[str, typer.Argument(help="A file here, or HANDLE/PATH.", show_default=False)],
+    target: Annotated[str, typer.Argument(help="HANDLE/PATH, or a file or folder here.", show_default=False)],
+) -> None:
+    """Copy one file from a run or to it; checked by SHA-256, and continued where an earlier attempt broke off."""
+    from maskfleet.launch.files import files_at
+
+    if bool(_HANDLE.match(source)) == bool(_HANDLE.match(target)):
+        raise ConfigError(
+            "cp needs one file here and one of a run",
+            remedy="maskfleet cp HANDLE/log.txt . or maskfleet cp notes.txt HANDLE/notes.txt",
+        )
+    if _HANDLE.match(source):
+        here = Path(target)
+        here = here / _name_of(source) if here.is_dir() else here
+        if not here.parent.is_dir():
+            raise ConfigError(f"there is no folder {here.parent}", remedy="make it first")
+        with files_at(_named(source), told=_tell) as files:
+            done = files.get(here)
+        out.print(f"{here}: {'was there already' if done.unchanged else f'{here.stat().st_size} bytes'}", markup=False)
+        return
+    here = Path(source)
+    if not here.is_file():
+        raise ConfigError(f"{here} is not a file", remedy="cp copies single files")
+    there = f"{target}{here.name}" if target.endswith("/") else target
+    with files_at(_named(there), writable=True, told=_tell) as files:
+        sent = files.put(here)
+    out.print(f"{there}: {sent} bytes sent", markup=False)
+
+
+def fetch(
+    place: PlaceArgument,
+    folder: Annotated[
+        Path | None, typer.Argument(help="Folder here. Default: the last name of the handle.", show_default=False)
+    ] = None,
+) -> None:
+    """Copy the whole folder of a run, or of what is in it; again and again, only what is new crosses the line."""
+    from maskfleet.launch.files import files_at
+    from maskfleet.launch.job import JobHandle
+
+    handle = JobHandle.parse(place)
+    target = folder or Path(_name_of(place))
+    if handle.on == "local" and target.resolve() == Path(handle.path).resolve():
+        raise ConfigError(f"{target} is the run itself", remedy="name another folder")
+    with files_at(handle, told=_tell) as files:
+        done = files.fetch(target, _tell)
+    for left_out in done.left_out:
+        err.print(f"left out: {left_out}", markup=False)
+    out.print(
+        f"{target}: {done.files} files, {done.bytes_read} bytes; {done.unchanged} were there already", markup=False
+    )
+
+
+def _tell(text: str) -> None:
+    err.print(text, markup=False)
+
+
+def _named(place: str) -> JobHandle:
+    """The handle of one file."""
+    from maskfleet.launch.job import JobHandle
+
+    handle = JobHandle.parse(place)
+    if handle.on == "eks" and "/" not in handle.path:
+        raise ConfigError(f"{place} names a run, not a file in it", remedy=f"write {place}/PATH")
+    return handle
+
+
+def _name_of(place: str) -> str:
+    from maskfleet.launch.job import JobHandle
+
+    return JobHandle.parse(place).path.rstrip("/").rpartition("/")[2]
+
+
+def _line(one: Entry, place: str) -> str:
+    made = datetime.fromtimestamp(one.mtime_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M")
+    size = f"{one.size:>14}" if one.kind == "file" else f"{'-' if one.kind == 'folder' else one.kind:>14}"
+    return f"{size}  {made}  {one.path or _name_of(place)}{'/' if one.kind == 'folder' else ''}"
