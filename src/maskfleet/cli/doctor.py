@@ -23,6 +23,7 @@ def doctor(
         str | None, typer.Option(help="ssh: hosts with commas between, each with =SLOTS if you like.")
     ] = None,
     hosts_file: Annotated[Path | None, typer.Option(help="ssh: file with `host slots=8` lines.")] = None,
+    stack: Annotated[str | None, typer.Option(help="ssh: CloudFormation stack whose instances are the hosts.")] = None,
     launch_set: Annotated[
         list[str] | None,
         typer.Option("--launch-set", metavar="FIELD=VALUE", help="ssh: change any other field of the launch section."),
@@ -33,6 +34,7 @@ def doctor(
     """Check this machine, or with --on ssh a whole cluster: what fits, what does not, and what to do."""
     if on == "ssh":
         changes: dict[str, Any] = {"hosts": tuple(hosts.split(",")) if hosts else None}
+        changes |= {"stack": stack}
         changes |= {"hosts_file": str(hosts_file) if hosts_file else None, "accept_new_host_keys": accept_new or None}
         _cluster(
             config, {name: value for name, value in changes.items() if value is not None}, launch_set or [], as_json

@@ -31,6 +31,7 @@ def launch(
         str | None, typer.Option(help="ssh: hosts with commas between, each with =SLOTS if you like.")
     ] = None,
     hosts_file: Annotated[Path | None, typer.Option(help="ssh: file with `host slots=8` lines.")] = None,
+    stack: Annotated[str | None, typer.Option(help="ssh: CloudFormation stack whose instances are the hosts.")] = None,
     min_nodes: Annotated[int | None, typer.Option(min=1, help="ssh: go on while so many hosts are left.")] = None,
     starter: Annotated[str | None, typer.Option("--with", help="ssh: torchrun or mpirun.")] = None,
     ranks: Annotated[
@@ -62,6 +63,7 @@ def launch(
         "instance": instance,
         "hosts": tuple(part.strip() for part in hosts.split(",")) if hosts else None,
         "hosts_file": str(hosts_file) if hosts_file else None,
+        "stack": stack,
         "min_nodes": min_nodes,
         "starter": starter,
         "ranks": ranks,
@@ -96,8 +98,8 @@ def launch_config(base: AnyLaunch | None, on: str | None, changes: dict[str, Any
 
     data: dict[str, Any] = base.model_dump(mode="python") if base is not None and on in (None, base.on) else {}
     data["on"] = on or data.get("on", "local")
-    if "hosts" in changes or "hosts_file" in changes:
-        data |= {"hosts": (), "hosts_file": None}
+    if {"hosts", "hosts_file", "stack"} & changes.keys():
+        data |= {"hosts": (), "hosts_file": None, "stack": None}
     data |= changes
     if data["on"] != "local":
         data.pop("detach", None)

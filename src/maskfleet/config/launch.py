@@ -44,6 +44,12 @@ class SshLaunch(Config):
     hosts_file: str | None = None
     """File with one host a line, instead of `hosts`."""
 
+    stack: str | None = None
+    """CloudFormation stack whose running instances are the hosts, instead of `hosts`."""
+
+    region: str | None = None
+    """AWS region of the stack; None leaves it to the AWS configuration."""
+
     user: str | None = None
     """Login name; None leaves it to ~/.ssh/config."""
 
@@ -76,8 +82,10 @@ class SshLaunch(Config):
 
     @model_validator(mode="after")
     def _hosts_once(self) -> SshLaunch:
-        if self.hosts and self.hosts_file is not None:
-            raise ValueError("hosts and hosts_file both name the hosts; set only one")
+        named = {"hosts": self.hosts, "hosts_file": self.hosts_file, "stack": self.stack}
+        twice = [name for name, value in named.items() if value]
+        if len(twice) > 1:
+            raise ValueError(f"{' and '.join(twice)} all name the hosts; set only one")
         return self
 
 

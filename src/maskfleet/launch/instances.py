@@ -10,7 +10,7 @@ from pathlib import Path
 from maskfleet.config.fields import nearest
 from maskfleet.errors import LaunchError
 
-# On demand, Linux, us-east-1, and like the other facts here written from memory: nobody held them against AWS's list.
+# On demand, Linux, us-east-1, written from memory: nobody held them against AWS's list, as a test does the other facts.
 PRICES_OF = "about 2025-06, unchecked"
 
 
@@ -21,7 +21,7 @@ class Instance:
     name: str
     gpus: int
     gpu: str
-    gpu_memory_gib: int  # of each GPU
+    gpu_memory_gib: int  # of each GPU, whole GiB that AWS lists: 22 of an A10G sold as 24 GB
     vcpus: int
     memory_gib: int
     efa: int  # network interfaces with EFA; 0 where there is none
@@ -55,30 +55,30 @@ INSTANCES: Mapping[str, Instance] = _rows(
     ("g4dn.12xlarge", 4, "T4", 16, 48, 192, 1, 3.912),
     ("g4dn.16xlarge", 1, "T4", 16, 64, 256, 1, 4.352),
     ("g4dn.metal", 8, "T4", 16, 96, 384, 1, 7.824),
-    ("g5.xlarge", 1, "A10G", 24, 4, 16, 0, 1.006),
-    ("g5.2xlarge", 1, "A10G", 24, 8, 32, 0, 1.212),
-    ("g5.4xlarge", 1, "A10G", 24, 16, 64, 0, 1.624),
-    ("g5.8xlarge", 1, "A10G", 24, 32, 128, 1, 2.448),
-    ("g5.12xlarge", 4, "A10G", 24, 48, 192, 1, 5.672),
-    ("g5.16xlarge", 1, "A10G", 24, 64, 256, 1, 4.096),
-    ("g5.24xlarge", 4, "A10G", 24, 96, 384, 1, 8.144),
-    ("g5.48xlarge", 8, "A10G", 24, 192, 768, 1, 16.288),
-    ("g6.xlarge", 1, "L4", 24, 4, 16, 0, 0.8048),
-    ("g6.2xlarge", 1, "L4", 24, 8, 32, 0, 0.9776),
-    ("g6.4xlarge", 1, "L4", 24, 16, 64, 0, 1.3232),
-    ("g6.8xlarge", 1, "L4", 24, 32, 128, 1, 2.0144),
-    ("g6.12xlarge", 4, "L4", 24, 48, 192, 1, 4.6016),
-    ("g6.16xlarge", 1, "L4", 24, 64, 256, 1, 3.3968),
-    ("g6.24xlarge", 4, "L4", 24, 96, 384, 1, 6.6752),
-    ("g6.48xlarge", 8, "L4", 24, 192, 768, 1, 13.3504),
-    ("g6e.xlarge", 1, "L40S", 48, 4, 32, 0, 1.861),
-    ("g6e.2xlarge", 1, "L40S", 48, 8, 64, 0, 2.24208),
-    ("g6e.4xlarge", 1, "L40S", 48, 16, 128, 0, 3.00424),
-    ("g6e.8xlarge", 1, "L40S", 48, 32, 256, 1, 4.52856),
-    ("g6e.12xlarge", 4, "L40S", 48, 48, 384, 1, 10.49264),
-    ("g6e.16xlarge", 1, "L40S", 48, 64, 512, 1, 7.57719),
-    ("g6e.24xlarge", 4, "L40S", 48, 96, 768, 2, 15.06559),
-    ("g6e.48xlarge", 8, "L40S", 48, 192, 1536, 4, 30.13118),
+    ("g5.xlarge", 1, "A10G", 22, 4, 16, 0, 1.006),
+    ("g5.2xlarge", 1, "A10G", 22, 8, 32, 0, 1.212),
+    ("g5.4xlarge", 1, "A10G", 22, 16, 64, 0, 1.624),
+    ("g5.8xlarge", 1, "A10G", 22, 32, 128, 1, 2.448),
+    ("g5.12xlarge", 4, "A10G", 22, 48, 192, 1, 5.672),
+    ("g5.16xlarge", 1, "A10G", 22, 64, 256, 1, 4.096),
+    ("g5.24xlarge", 4, "A10G", 22, 96, 384, 1, 8.144),
+    ("g5.48xlarge", 8, "A10G", 22, 192, 768, 1, 16.288),
+    ("g6.xlarge", 1, "L4", 22, 4, 16, 0, 0.8048),
+    ("g6.2xlarge", 1, "L4", 22, 8, 32, 0, 0.9776),
+    ("g6.4xlarge", 1, "L4", 22, 16, 64, 0, 1.3232),
+    ("g6.8xlarge", 1, "L4", 22, 32, 128, 1, 2.0144),
+    ("g6.12xlarge", 4, "L4", 22, 48, 192, 1, 4.6016),
+    ("g6.16xlarge", 1, "L4", 22, 64, 256, 1, 3.3968),
+    ("g6.24xlarge", 4, "L4", 22, 96, 384, 1, 6.6752),
+    ("g6.48xlarge", 8, "L4", 22, 192, 768, 1, 13.3504),
+    ("g6e.xlarge", 1, "L40S", 44, 4, 32, 0, 1.861),
+    ("g6e.2xlarge", 1, "L40S", 44, 8, 64, 0, 2.24208),
+    ("g6e.4xlarge", 1, "L40S", 44, 16, 128, 0, 3.00424),
+    ("g6e.8xlarge", 1, "L40S", 44, 32, 256, 1, 4.52856),
+    ("g6e.12xlarge", 4, "L40S", 44, 48, 384, 1, 10.49264),
+    ("g6e.16xlarge", 1, "L40S", 44, 64, 512, 1, 7.57719),
+    ("g6e.24xlarge", 4, "L40S", 44, 96, 768, 2, 15.06559),
+    ("g6e.48xlarge", 8, "L40S", 44, 192, 1536, 4, 30.13118),
 )
 
 

@@ -12,6 +12,7 @@ from maskfleet.errors import LaunchError
 from maskfleet.launch.instances import INSTANCES, Instance, instance_named
 from maskfleet.launch.job import AnyLaunch
 from maskfleet.launch.jobdir import Host
+from maskfleet.launch.stack import hosts_of_stack
 
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9_.-]+@)?(?:[A-Za-z0-9_](?:[A-Za-z0-9_.-]*)|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?")
 
@@ -44,7 +45,7 @@ def slots_for(
                 raise LaunchError(f"--nodes {nodes}, but there are only {len(hosts)} hosts", remedy="name more hosts")
             hosts = hosts[:nodes]
             addresses = tuple(f"{host.address}={host.slots}" for host in hosts)
-            settled = {"hosts": addresses, "hosts_file": None, "instance": None}
+            settled = {"hosts": addresses, "hosts_file": None, "stack": None, "instance": None}
             return replaced(launch, settled), tuple(host.slots for host in hosts)
         case SageMakerLaunch():
             return launch, (instance_named(launch.instance, known).gpus,) * launch.nodes
@@ -79,14 +80,16 @@ def _shape(facts: Instance | None) -> tuple[int, ...] | None:
 
 
 def hosts_of(launch: SshLaunch, *, known: Mapping[str, Instance] = INSTANCES) -> list[Host]:
-    """The hosts that `launch` names, from its list or its file."""
+    """The hosts that `launch` names, from its list, its file or its stack."""
     default = instance_named(launch.instance, known).gpus if launch.instance is not None else 1
-    if launch.hosts_file is not None:
+    if launch.stack is not None:
+        hosts = hosts_of_stack(launch.stack, region=launch.region, known=known, default_slots=default)
+    elif launch.hosts_file is not None:
         hosts = read_hosts_file(Path(launch.hosts_file), default)
     else:
         hosts = [parse_host(text, default, where=f"host {text!r}") for text in launch.hosts]
     if not hosts:
-        raise LaunchError("no host is named", remedy="give --hosts host1,host2 or --hosts-file FILE")
+        raise LaunchError("no host is named", remedy="give --hosts host1,host2, --hosts-file FILE or --stack NAME")
     names = [host.address for host in hosts]
     twice = next((one for one in names if names.count(one) > 1), None)
     if twice is not None:
