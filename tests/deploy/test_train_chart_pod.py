@@ -1,0 +1,136 @@
+"""pod.py of the train chart: waiting for workers, and ranks that stop when asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from train_release import CHART
+
+SCRIPT = CHART / "files" / "pod.py"
+SAVES = (
+    "import os, pathlib, signal, sys, time\n"
+    "asked = []\n"
+    "signal.signal(signal.SIGTERM, lambda *_: asked.append(1))\n"
+    "pathlib.Path(sys.argv[1]).touch()\n"
+    "while not asked: time.sleep(0.01)\n"
+    "time.sleep(0.5)\n"
+    "pathlib.Path(sys.argv[2]).write_text(str(len(asked)))\n"
+    "sys.exit(143)\n"
+)
+
+
+def pod(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-I", str(SCRIPT), *arguments],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.fixture
+def sshd() -> Iterator[int]:
+    """Port of something that greets like sshd."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def greet() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with connection:
+                connection.sendall(b"SSH-2.0-test\r\n")
+
+    thread = threading.Thread(target=greet)
+    thread.start()
+    yield server.getsockname()[1]
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    thread.join()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+def test_wait_ends_when_all_workers_answer(sshd: int) -> None:
+    out, err = (process := pod("wait", "20", str(sshd), "127.0.0.1", "localhost")).communicate(timeout=30)
+    assert (process.returncode, out, err) == (0, "all 2 workers answer\n", "")
+
+
+def test_wait_names_the_workers_that_never_answered() -> None:
+    out, err = (process := pod("wait", "1", str(free_port()), "127.0.0.1", "no.such.host.invalid")).communicate(
+        timeout=60
+    )
+    assert process.returncode == 1
+    assert out.startswith("waiting for 2 of 2 workers: 127.0.0.1 (")
+    assert "no answer within 1 s from 127.0.0.1" in err
+    assert "no.such.host.invalid" in err
+
+
+def test_check_fails_for_a_silent_worker_and_for_one_that_speaks_no_ssh(sshd: int) -> None:
+    for port, code in ((sshd, 0), (free_port(), 1)):
+        process = pod("check", str(port), "127.0.0.1")
+        process.communicate(timeout=30)
+        assert process.returncode == code
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        process = pod("check", str(server.getsockname()[1]), "127.0.0.1")
+        connection, _ = server.accept()
+        connection.sendall(b"HTTP/1.1 400\r\n")
+        out, _ = process.communicate(timeout=30)
+        connection.close()
+    assert process.returncode == 1
+    assert "does not speak SSH" in out
+
+
+@pytest.mark.parametrize(("rank", "code"), [("0", 143), ("1", 0)])
+def test_a_rank_that_is_asked_twice_saves_once_and_only_rank_0_ends_as_stopped(
+    tmp_path: Path, rank: str, code: int
+) -> None:
+    started, saved = tmp_path / "started", tmp_path / "saved"
+    process = pod("rank", sys.executable, "-c", SAVES, str(started), str(saved), OMPI_COMM_WORLD_RANK=rank)
+    while not started.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    for _ in range(2):
+        os.killpg(process.pid, signal.SIGUSR1)  # as mpirun does: to the whole group
+        time.sleep(0.1)
+    process.communicate(timeout=30)
+    assert process.returncode == code
+    assert saved.read_text() == "1"
+
+
+@pytest.mark.parametrize(
+    ("program", "code"), [("import sys; sys.exit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137), ("", 0)]
+)
+def test_a_rank_ends_as_its_trainer_does(program: str, code: int) -> None:
+    process = pod("rank", sys.executable, "-c", program, OMPI_COMM_WORLD_RANK="3")
+    process.communicate(timeout=30)
+    assert process.returncode == code
+
+
+def test_a_pod_without_ranks_leaves_at_once() -> None:
+    process = pod("leave", "20")
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def test_anything_else_is_answered_with_the_help() -> None:
+    process = pod("dance")
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "wait LIMIT_S PORT HOST..." in err
