@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import wsproto
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Request
+from wsproto.utilities import LocalProtocolError
 
 Json = dict[str, Any]
 
@@ -225,8 +226,6 @@ class _Handler(BaseHTTPRequestHandler):
         assert request.subprotocols == ["v5.channel.k8s.io", "v4.channel.k8s.io"]
         self.wfile.write(websocket.send(AcceptConnection(subprotocol="v5.channel.k8s.io")))
         argv = list(query["command"])
-        if self.api.root is not None:
-            argv = [text.replace("/fsx", str(self.api.root)) for text in argv]
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         threading.Thread(target=self._pump_in, args=(websocket, process), daemon=True).start()
         self._pump_out(websocket, process)
@@ -234,6 +233,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _pump_in(self, websocket: Any, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
+        message = b""
+        root = f'"root": {json.dumps(str(self.api.root))}'.encode()
         try:
             while process.poll() is None:
                 data = self.connection.recv(65536)
@@ -242,41 +243,46 @@ class _Handler(BaseHTTPRequestHandler):
                     return
                 websocket.receive_data(data)
                 for event in websocket.events():
-                    if isinstance(event, BytesMessage) and event.data[:1] == b"\x00":
-                        process.stdin.write(event.data[1:])
+                    if isinstance(event, BytesMessage):
+                        message += event.data
+                        if not event.message_finished:
+                            continue
+                        assert message[0] == 0  # standard input
+                        process.stdin.write(message[1:].replace(b'"root": "/fsx"', root))
                         process.stdin.flush()
+                        message = b""
                     elif isinstance(event, CloseConnection):
                         process.kill()
-        except OSError:
+        except (OSError, ValueError):  # the client, or the process, is gone
             process.kill()
 
     def _pump_out(self, websocket: Any, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
         passed = 0
-        while data := process.stdout.read1(30_000):
-            self.wfile.write(websocket.send(BytesMessage(b"\x01" + data)))
-            passed += len(data)
-            limit = self.api.cut_exec_after
-            if limit is not None and passed > limit:
-                self.api.cut_exec_after = None
+        with process:
+            try:
+                while data := process.stdout.read1(30_000):
+                    self.wfile.write(websocket.send(BytesMessage(b"\x01" + data)))
+                    passed += len(data)
+                    limit = self.api.cut_exec_after
+                    if limit is not None and passed > limit:
+                        self.api.cut_exec_after = None
+                        self.connection.shutdown(socket.SHUT_RDWR)
+                        raise BrokenPipeError
+                self._tell_end(websocket, process.wait(), process.stderr.read())
+            except (OSError, LocalProtocolError):  # the client went away
                 process.kill()
-                self.connection.shutdown(socket.SHUT_RDWR)
-                break
-        errors, code = process.stderr.read(), process.wait()
-        process.stdout.close()
-        process.stderr.close()
-        try:
-            if errors:
-                self.wfile.write(websocket.send(BytesMessage(b"\x02" + errors)))
-            status: Json = {"status": "Success"}
-            if code != 0:
-                causes = [{"reason": "ExitCode", "message": str(code)}]
-                status = {"status": "Failure", "message": "command terminated", "details": {"causes": causes}}
-            self.wfile.write(websocket.send(BytesMessage(b"\x03" + json.dumps(status).encode())))
-            self.wfile.write(websocket.send(CloseConnection(code=1000)))
-        except OSError:
-            return
+
+    def _tell_end(self, websocket: Any, code: int, errors: bytes) -> None:
+        if errors:
+            self.wfile.write(websocket.send(BytesMessage(b"\x02" + errors)))
+        status: Json = {"status": "Success"}
+        if code != 0:
+            causes = [{"reason": "ExitCode", "message": str(code)}]
+            status = {"status": "Failure", "message": "command terminated", "details": {"causes": causes}}
+        self.wfile.write(websocket.send(BytesMessage(b"\x03" + json.dumps(status).encode())))
+        self.wfile.write(websocket.send(CloseConnection(code=1000)))
 
 
 COLLECTIONS = {"pods", "jobs", "mpijobs", "events", "secrets", "persistentvolumeclaims", "leases", "nodes", "nodepools",

@@ -55,6 +55,7 @@ async def process_in(kube: Kube, pod: str, container: str, argv: Sequence[str]) 
     flags = {"stdin": "true", "stdout": "true", "stderr": "true"}
     try:
         async with (
+            _alone(),
             translated(),
             api.open_websocket(
                 version="v1",
@@ -72,3 +73,15 @@ async def process_in(kube: Kube, pod: str, container: str, argv: Sequence[str]) 
         raise BrokenError(
             f"the connection to pod {pod} broke", remedy="try again: it goes on where it broke"
         ) from error
+
+
+@contextlib.asynccontextmanager
+async def _alone() -> AsyncIterator[None]:
+    """An error as it was raised: the websocket's task group packs each into a group of one."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        one: BaseException = group
+        while isinstance(one, BaseExceptionGroup):
+            one = one.exceptions[0]
+        raise one from None
