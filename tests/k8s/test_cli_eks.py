@@ -1,12 +1,13 @@
 """`maskfleet launch --on eks` and what its handle is good for, on a real API with an MPI operator and real helm.
 
-There is no node: pods are moved on by patching their status, and logs, which a kubelet keeps, are tested on the fake API.
+There is no node: pods are moved on by patching their status. Logs, which a kubelet keeps, are tests/launch's affair.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -184,3 +185,32 @@ def test_a_value_that_the_chart_refuses_is_named(fleet: Fleet) -> None:
     assert done.returncode == 2
     assert "nccl_debug" in done.stderr
     assert not fleet.kube.find("mpijob", NAME)
+
+
+def test_the_pod_that_reads_files_is_admitted_and_gone_after_ctrl_c(fleet: Fleet) -> None:
+    assert fleet.launch().returncode == 0
+    argv = [sys.executable, "-m", "maskfleet", "ls", fleet.handle]
+    process = subprocess.Popen(argv, env=fleet.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    selector = "app.kubernetes.io/name=maskfleet-files"
+    try:
+        (pod,) = eventually(lambda: fleet.kube.list("pods", selector), what="the pod that reads files")
+        assert pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == "runs"
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    eventually(lambda: not fleet.kube.list("pods", selector), what="the pod is gone")
+
+
+def test_a_pod_that_reads_files_and_cannot_start_says_why(fleet: Fleet) -> None:
+    assert fleet.launch().returncode == 0
+    argv = [sys.executable, "-m", "maskfleet", "ls", fleet.handle]
+    process = subprocess.Popen(argv, env=fleet.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    selector = "app.kubernetes.io/name=maskfleet-files"
+    (pod,) = eventually(lambda: fleet.kube.list("pods", selector), what="the pod that reads files")
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}}
+    status = {"name": "files", "image": "i", "imageID": "", "ready": False, "restartCount": 0, "state": waiting}
+    fleet.kube.set_pod_status(pod["metadata"]["name"], phase="Pending", containerStatuses=[status])
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "image cannot be pulled" in said
+    assert not fleet.kube.list("pods", selector)

@@ -17,7 +17,9 @@ from maskfleet.errors import ConfigError
 
 def doctor(
     folder: Annotated[Path, typer.Option(help="Folder whose disk is checked for room.")] = Path(),
-    on: Annotated[str, typer.Option("--on", help="local for this machine, ssh for hosts.")] = "local",
+    on: Annotated[
+        str, typer.Option("--on", help="local for this machine, ssh for hosts, eks for Kubernetes.")
+    ] = "local",
     config: ConfigOption = None,
     hosts: Annotated[
         str | None, typer.Option(help="ssh: hosts with commas between, each with =SLOTS if you like.")
@@ -26,12 +28,12 @@ def doctor(
     stack: Annotated[str | None, typer.Option(help="ssh: CloudFormation stack whose instances are the hosts.")] = None,
     launch_set: Annotated[
         list[str] | None,
-        typer.Option("--launch-set", metavar="FIELD=VALUE", help="ssh: change any other field of the launch section."),
+        typer.Option("--launch-set", metavar="FIELD=VALUE", help="ssh, eks: change a field of the launch section."),
     ] = None,
     accept_new: Annotated[bool, typer.Option("--accept-new", help="ssh: trust hosts never seen before.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check this machine, or with --on ssh a whole cluster: what fits, what does not, and what to do."""
+    """Check this machine, or with --on ssh or eks a whole cluster: what fits, what does not, and what to do."""
     if on == "ssh":
         changes: dict[str, Any] = {"hosts": tuple(hosts.split(",")) if hosts else None}
         changes |= {"stack": stack}
@@ -39,8 +41,10 @@ def doctor(
         _cluster(
             config, {name: value for name, value in changes.items() if value is not None}, launch_set or [], as_json
         )
+    if on == "eks":
+        _cluster(config, {}, launch_set or [], as_json, on="eks")
     if on != "local":
-        raise ConfigError(f"there is no doctor for {on!r}", remedy="use --on local or --on ssh")
+        raise ConfigError(f"there is no doctor for {on!r}", remedy="use --on local, --on ssh or --on eks")
     _machine(folder, as_json)
 
 
@@ -60,16 +64,21 @@ def _machine(folder: Path, as_json: bool) -> None:
     raise typer.Exit(1 if failed else 0)
 
 
-def _cluster(config: Path | None, changes: dict[str, Any], sets: list[str], as_json: bool) -> None:
+def _cluster(config: Path | None, changes: dict[str, Any], sets: list[str], as_json: bool, *, on: str = "ssh") -> None:
     from maskfleet.cli.launch import launch_config
-    from maskfleet.config.launch import SshLaunch
+    from maskfleet.config.launch import EksLaunch, SshLaunch
     from maskfleet.config.load import resolve
     from maskfleet.launch.doctor import Verdict, examine_cluster
 
     resolved = resolve(file=config) if config is not None else None
-    target = launch_config(resolved.launch if resolved else None, "ssh", changes, sets)
-    assert isinstance(target, SshLaunch)
-    findings = examine_cluster(target, data=resolved.config.data.root if resolved else None)
+    target = launch_config(resolved.launch if resolved else None, on, changes, sets)
+    if isinstance(target, EksLaunch):
+        from maskfleet.launch.eks_doctor import examine_eks
+
+        findings = examine_eks(target)
+    else:
+        assert isinstance(target, SshLaunch)
+        findings = examine_cluster(target, data=resolved.config.data.root if resolved else None)
     failed = any(finding.verdict is Verdict.FAIL for finding in findings)
     if as_json:
         print_raw(json.dumps([finding.as_json() for finding in findings], indent=2))
