@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from kube import eventually
+
 from maskfleet.deploy_files import deploy_path
 from tools import run_tool, try_tool
 
@@ -53,7 +55,8 @@ def _crd_from(path: Path, name: str) -> Iterator[None]:
     # Client-side apply writes the whole definition into an annotation, which may be too large for one.
     run_tool("kubectl", "apply", "--server-side", "-f", path)
     try:
-        run_tool("kubectl", "wait", "--for=condition=Established", f"crd/{name}", "--timeout=60s")
+        # Established, and known to clients besides, which comes a moment later.
+        eventually(lambda: try_tool("kubectl", "get", name, "-A").returncode == 0, what=f"an answer about {name}")
         yield
     finally:
         run_tool("kubectl", "delete", "crd", name, "--timeout=60s")

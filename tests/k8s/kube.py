@@ -142,14 +142,15 @@ def documents(text: str) -> Manifests:
     return [document for document in yaml.safe_load_all(text) if document]
 
 
-def eventually(look: Callable[[], Found], *, what: str, within_s: float = 60.0) -> Found:
+def eventually(look: Callable[[], Found], *, what: str | Callable[[], str], within_s: float = 60.0) -> Found:
     """What `look` returns once that is true; a failure that names `what` after `within_s`."""
     end = time.monotonic() + within_s
     while True:
         found = look()
         if found:
             return found
-        assert time.monotonic() < end, f"not within {within_s:g} s: {what}"
+        if time.monotonic() >= end:
+            raise AssertionError(f"not within {within_s:g} s: {what if isinstance(what, str) else what()}")
         time.sleep(0.5)
 
 

@@ -66,7 +66,7 @@ def test_the_control_plane_makes_the_pods_of_notebook_and_staging(kube: Kube) ->
     for release in ("book", "stage"):
         [pod] = eventually(
             lambda name=release: kube.list("pods", f"app.kubernetes.io/instance={name}"),
-            what=f"a pod of {release}: {[event['message'] for event in kube.list('events')]}",
+            what=lambda name=release: f"a pod of {name}: {[event['message'] for event in kube.list('events')]}",
         )
         assert {container["image"] for container in pod["spec"]["containers"]} == {IMAGE}
 

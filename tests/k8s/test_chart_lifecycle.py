@@ -27,7 +27,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(kube: Kube, cas
         assert objects_of(kube, release) == first
 
         kube.helm("uninstall", release)
-        eventually(lambda: left(kube, release) <= kept, what=f"only {kept} left, not {left(kube, release)}")
+        eventually(lambda: left(kube, release) <= kept, what=lambda: f"only {kept} left, not {left(kube, release)}")
         assert left(kube, release) == kept
         assert bool(kept) == (case.chart == "storage"), kept
 

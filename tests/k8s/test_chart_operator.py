@@ -115,7 +115,7 @@ def test_a_release_that_is_removed_takes_all_that_the_operator_made(run: Kube) -
 
     run.helm("uninstall", "run")
 
-    eventually(lambda: not run.everything(), what=f"an empty namespace, not {run.everything()}")
+    eventually(lambda: not run.everything(), what=lambda: f"an empty namespace, not {run.everything()}")
 
 
 def test_a_budget_keeps_running_workers_from_being_drained(run: Kube) -> None:
