@@ -285,10 +285,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(websocket.send(CloseConnection(code=1000)))
 
 
-COLLECTIONS = set(
-    "pods jobs mpijobs events secrets persistentvolumeclaims leases nodes nodepools daemonsets namespaces "
-    "resourcequotas".split()
-)
+COLLECTIONS = {"pods", "jobs", "mpijobs", "events", "secrets", "persistentvolumeclaims", "leases", "nodes", "nodepools",
+               "daemonsets", "namespaces", "resourcequotas"}  # fmt: skip
 PLURALS = {"Pod": "/api/v1", "Event": "/api/v1", "Secret": "/api/v1", "PersistentVolumeClaim": "/api/v1",
            "ResourceQuota": "/api/v1", "Job": "/apis/batch/v1", "MPIJob": "/apis/kubeflow.org/v2beta1",
            "DaemonSet": "/apis/apps/v1", "Lease": "/apis/coordination.k8s.io/v1"}  # fmt: skip
