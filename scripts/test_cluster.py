@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIMIT_S = 1500
+LIMIT_S = 2400
 sys.path.insert(0, str(ROOT / "tests" / "cluster"))
 
 from cluster import Cluster, why_not  # noqa: E402

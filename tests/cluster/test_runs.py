@@ -117,7 +117,7 @@ def test_the_run_goes_on_without_the_host_that_led_it(client: Client) -> None:
     assert steps == list(range(1, len(steps) + 1))
 
 
-def test_mpirun_that_hangs_on_a_lost_host_is_ended_and_the_run_goes_on(client: Client) -> None:
+def test_mpirun_that_hangs_on_a_lost_host_is_ended_and_the_run_goes_on_and_takes_it_back(client: Client) -> None:
     cluster = client.cluster
     handle = client.launched("--name", "mpi-loss", "--with", "mpirun", "--min-nodes", "2", *LONG)
     run_dir = run_dir_of(handle)
@@ -127,7 +127,10 @@ def test_mpirun_that_hangs_on_a_lost_host_is_ended_and_the_run_goes_on(client: C
         until(lambda: any(record["ranks"] == 2 for record in read_metrics(run_dir)), 150)
     finally:
         cluster.start_host(3)
+    until(lambda: read_metrics(run_dir)[-1]["ranks"] == 3, 150)
     assert client("cancel", handle).returncode == 0
+    steps = [record["step"] for record in read_metrics(run_dir)]
+    assert steps == list(range(1, len(steps) + 1))
     assert [cluster.processes(number) for number in (1, 2, 3)] == [[], [], []]
 
 
