@@ -126,6 +126,8 @@ resource "aws_eks_addon" "before_nodes" {
   service_account_role_arn    = each.value.role == null ? null : aws_iam_role.workload[each.value.role].arn
   resolve_conflicts_on_create = "OVERWRITE"
   resolve_conflicts_on_update = "OVERWRITE"
+
+  depends_on = [aws_iam_role_policy_attachment.workload]
 }
 
 resource "aws_eks_addon" "after_nodes" {
@@ -138,5 +140,5 @@ resource "aws_eks_addon" "after_nodes" {
   resolve_conflicts_on_create = "OVERWRITE"
   resolve_conflicts_on_update = "OVERWRITE"
 
-  depends_on = [aws_eks_node_group.system]
+  depends_on = [aws_eks_node_group.system, aws_iam_role_policy.workload, aws_iam_role_policy_attachment.workload]
 }

@@ -50,28 +50,26 @@ locals {
     }
   }
 
-  services = {
-    control_plane = {
-      name = "eks.amazonaws.com"
-      # EKS does not send the tag that names the session.
-      actions   = ["sts:AssumeRole"]
-      condition = { StringEquals = { "aws:SourceAccount" = [var.account_id] }, ArnEquals = { "aws:SourceArn" = [local.cluster_arn] } }
-    }
-    flow_logs = {
-      name      = "vpc-flow-logs.amazonaws.com"
-      actions   = ["sts:AssumeRole"]
-      condition = { StringEquals = { "aws:SourceAccount" = [var.account_id] }, ArnEquals = {} }
-    }
-    system_node = { name = "ec2.amazonaws.com", actions = ["sts:AssumeRole"], condition = null }
-    gpu_node    = { name = "ec2.amazonaws.com", actions = ["sts:AssumeRole"], condition = null }
+  # EC2 sends no keys to ask for when it takes a role for an instance.
+  service_conditions = {
+    control_plane = { StringEquals = { "aws:SourceAccount" = [var.account_id] }, ArnEquals = { "aws:SourceArn" = [local.cluster_arn] } }
+    flow_logs     = { StringEquals = { "aws:SourceAccount" = [var.account_id] } }
+    system_node   = {}
+    gpu_node      = {}
+  }
+  service_names = {
+    control_plane = "eks.amazonaws.com"
+    flow_logs     = "vpc-flow-logs.amazonaws.com"
+    system_node   = "ec2.amazonaws.com"
+    gpu_node      = "ec2.amazonaws.com"
   }
 
   service_trust = {
-    for role, service in local.services : role => jsonencode({
+    for role, service in local.service_names : role => jsonencode({
       Version = "2012-10-17"
       Statement = [merge(
-        { Effect = "Allow", Action = service.actions, Principal = { Service = service.name } },
-        { for key in ["Condition"] : key => { for test, keys in service.condition : test => keys if length(keys) > 0 } if service.condition != null },
+        { Effect = "Allow", Action = ["sts:AssumeRole"], Principal = { Service = service } },
+        { for key in ["Condition"] : key => local.service_conditions[role] if length(local.service_conditions[role]) > 0 },
       )]
     })
   }
