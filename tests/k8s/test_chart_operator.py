@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from chart_cases import CPU, IMAGE, Values
+from chart_cases import IMAGE, Values
 from kube import Kube, Manifest, eventually, stays
 
 from tools import try_tool
 
 pytestmark = pytest.mark.usefixtures("operator")
-VALUES: Values = {"image": IMAGE, **CPU, "gpu_nodes": 2, "slots_per_node": 3, "backoff_limit": 2}
+# Where the cluster has nodes after all, none of them fits: a real kubelet would contradict the tests.
+NOWHERE: Values = {"system_node_selector": {"maskfleet-test": "no-such-node"}}
+VALUES: Values = {"image": IMAGE, "gpu_nodes": 2, "slots_per_node": 3, "backoff_limit": 2, **NOWHERE}
 
 
 @pytest.fixture
@@ -67,6 +69,13 @@ def test_a_worker_that_is_deleted_comes_back(run: Kube) -> None:
         lambda: (pod := run.find("pod", "run-worker-1")) and pod["metadata"]["uid"] != before, what="another worker 1"
     )
     assert run.get("mpijob", "run")["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] == 2
+
+
+def test_the_longest_name_that_the_chart_takes_is_good_for_pods_too(kube: Kube) -> None:
+    release = "r" * 40
+    kube.install(release, "train", {**VALUES, "gpu_nodes": 11})
+
+    eventually(lambda: kube.find("pod", f"{release}-worker-10"), what="the eleventh worker")
 
 
 @pytest.mark.slow
