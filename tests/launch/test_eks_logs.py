@@ -12,7 +12,7 @@ from eks_world import launcher, mpijob
 from fake_kube import FakeKube, helm_record
 
 from maskfleet.errors import LaunchError
-from maskfleet.launch import eks_logs
+from maskfleet.launch import eks_logs, kube
 from maskfleet.launch.backend import backend_of
 from maskfleet.launch.eks_logs import launcher_lines, split_stamp
 from maskfleet.launch.job import JobHandle
@@ -151,6 +151,23 @@ def test_lines_with_one_stamp_are_told_apart_by_their_number(api: FakeKube) -> N
     assert following.of_ranks() == ["a", "a", "a", "b"]
 
 
+def test_ranks_that_are_silent_for_long_cause_no_alarm(api: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube, "SILENCE_S", 0.2)
+    api.add(mpijob("Created", "Running"), launcher(1))
+    api.open_logs.add("r50-launcher-1")
+    api.say("r50-launcher-1", "one")
+    following = Following()
+    following.shows("one")
+    asked = len(api.requests)
+    while len([one for one in api.requests[asked:] if "/log?" in one[1]]) < 3:
+        time.sleep(0.02)
+    api.say("r50-launcher-1", "two", second=9)
+    following.shows("two")
+    api.add(mpijob("Created", "Succeeded", completed=True), launcher(1, phase="Succeeded", code=0))
+    api.open_logs.clear()
+    assert following.end() == ["one", "two"]
+
+
 def test_follow_says_what_a_waiting_job_waits_for_and_then_shows_it(api: FakeKube) -> None:
     api.add(mpijob("Created"))
     following = Following()
@@ -192,8 +209,8 @@ def test_follow_says_that_a_log_on_a_dead_node_cannot_be_read(api: FakeKube) -> 
 def test_follow_gives_up_on_a_cluster_that_stays_away(api: FakeKube) -> None:
     api.add(mpijob("Created", "Running"), launcher(1, phase="Pending"))
     clock = iter(range(0, 100_000, 100))
-    with Kube(context=None, namespace="kubeflow") as kube:
-        lines = launcher_lines(kube, HANDLE, follow=True, sleep=lambda _: None, clock=lambda: float(next(clock)))
+    with Kube(context=None, namespace="kubeflow") as cluster:
+        lines = launcher_lines(cluster, HANDLE, follow=True, sleep=lambda _: None, clock=lambda: float(next(clock)))
         assert next(lines) == "[launch]: running: starts"
         api.stop()
         assert "cannot be reached" in next(lines)

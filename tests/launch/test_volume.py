@@ -248,6 +248,11 @@ def test_a_huge_file_passes_in_pieces(root: Path, tmp_path: Path) -> None:
     assert int(done.stdout) < 150_000  # KiB
 
 
+def test_a_full_disk_here_is_told_as_such(root: Path) -> None:
+    with pytest.raises(LaunchError, match="cannot write /dev/full/here: Not a directory"):
+        asyncio.run(volume_at(root, "logs/r50/log.txt").get(Path("/dev/full/here")))
+
+
 def test_names_from_an_agent_that_lies_stay_in_the_folder(tmp_path: Path) -> None:
     class Liar:
         def __init__(self, path: str) -> None:

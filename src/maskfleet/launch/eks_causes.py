@@ -138,8 +138,9 @@ NODE = (
     cause(
         "evicted",
         r"\bEvicted\b|EvictionByEvictionAPI|[Ee]victed",
-        "A pod was evicted from its node.",
-        "the words below say what ran short, most often memory or disk; ask for more, or for another node",
+        "A pod was evicted from its node, most often because memory or disk ran short there.",
+        "cancel and launch the same name again, which goes on from its last checkpoint; the operator replaces a worker "
+        "that failed only after its pod was deleted",
     ),
     cause(
         "preempted",

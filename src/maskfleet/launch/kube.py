@@ -89,7 +89,7 @@ class Kube:
                 raise
 
     def lines(self, path: str, **params: str | int) -> Iterator[str]:
-        """Lines of a log as they come; ends where the stream ends, with an ApiError where it breaks."""
+        """Lines of a log as they come, until the stream ends or is silent for long; where it breaks, an ApiError."""
         stream = self._lines(path, params)
         try:
             while True:
@@ -138,7 +138,14 @@ class Kube:
             translated(),
             api.call_api("GET", version="", base=base, url=name, params=params, stream=True, timeout=timeout) as answer,
         ):
-            async for line in answer.aiter_lines():
+            lines = answer.aiter_lines()
+            while True:
+                try:
+                    line = await anext(lines, None)
+                except httpx.ReadTimeout:
+                    return  # the ranks may have nothing to say; whoever wants more asks again
+                if line is None:
+                    return
                 yield line
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import inspect
 import json
@@ -182,19 +183,36 @@ async def _take(lines: _Lines, draft: _Draft, header: dict[str, Any], done: Fetc
         _expect(digest.hexdigest(), await lines.hear(), draft)
         done.unchanged += 1
         return
-    if start and draft.source == draft.target:
-        shutil.copyfile(draft.target, draft.path)
-    with draft.path.open("r+b" if start else "wb") as file:
+    with _writing(draft.target):
+        if start and draft.source == draft.target:
+            shutil.copyfile(draft.target, draft.path)
+        file = draft.path.open("r+b" if start else "wb")
+    with file:
         file.seek(start)
         file.truncate()
         while data := await lines.piece():
-            file.write(data)
+            with _writing(draft.target):
+                file.write(data)
             digest.update(data)
             done.bytes_read += len(data)
+        with _writing(draft.target):
+            file.flush()
     _expect(digest.hexdigest(), await lines.hear(), draft)
     draft.path.replace(draft.target)
     os.utime(draft.target, ns=(int(header["mtime_ns"]), int(header["mtime_ns"])))
     done.files += 1
+
+
+@contextlib.contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    """A disk's trouble is told as such: what carries the files would take it for a broken connection."""
+    try:
+        yield
+    except OSError as error:
+        raise LaunchError(
+            f"cannot write {target}: {error.strerror}",
+            remedy="free some room, or fetch into another folder; then again",
+        ) from error
 
 
 def _expect(digest: str, trailer: dict[str, Any], draft: _Draft) -> None:
