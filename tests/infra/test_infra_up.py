@@ -172,3 +172,17 @@ def test_a_change_of_outputs_alone_reaches_the_second_root(made: Any) -> None:
     assert "aws: no change, outputs: region" in shown
     assert "addons: 1 to change" in shown
     assert outputs(made.read())["region"] == "eu-west-1"
+
+
+def test_settings_that_would_delete_data_are_refused_unless_that_is_wanted(made: Any) -> None:
+    root = made.workdir / "deploy/terraform/eks/aws/main.tf"
+    file_system = 'resource "terraform_data" "efs" {'
+    root.write_text(root.read_text().replace(file_system, f"{file_system}\n  triggers_replace = var.password"))
+    before = {resource.address: resource.id for resource in made.read().base.state().resources}
+    with pytest.raises(InfraError, match=r"would delete terraform_data\.efs with all data"):
+        make.up(made.open("password=other"))
+    assert "terraform_data.efs (cannot_update), WITH ALL DATA IN IT" in made.shown()
+    assert {resource.address: resource.id for resource in made.read().base.state().resources} == before
+    make.up(made.open(), delete_data=True)
+    after = {resource.address: resource.id for resource in made.read().base.state().resources}
+    assert after["terraform_data.efs"] != before["terraform_data.efs"]

@@ -82,6 +82,9 @@ def up(
     state_region: BucketRegionOption = None,
     state_lock_table: LockTableOption = None,
     take_ours: TakeOursOption = False,
+    delete_data: Annotated[
+        bool, typer.Option("--delete-data", help="Agree to settings that replace a file system, with all data in it.")
+    ] = False,
     yes: YesOption = False,
 ) -> None:
     """Make or change everything: plan, ask, apply. Run again after a failure or Ctrl-C, it goes on."""
@@ -91,7 +94,7 @@ def up(
     options = _options(place, workdir, var, var_file, state_bucket, state_region, state_lock_table, take_ours)
     with only_one(options):
         session = _open(options, place, yes=yes)
-        make.up(session)
+        make.up(session, delete_data=delete_data)
     err.print(f"maskfleet infra outputs {place} shows what was made", markup=False)
 
 

@@ -83,9 +83,11 @@ class TerminalView:
     def _lines(self, event: Event, progress: Progress) -> Iterator[str]:
         now = time.monotonic()
         match event.kind:
-            case "planned_change" if not self._title.endswith("apply"):
-                if event.action not in ("none", "read"):
+            case "planned_change" if event.action != "read" and not self._title.endswith("apply"):
+                if event.action != "none":
                     yield f"{event.address}: to {event.action}"
+            case _ if event.action == "read":
+                return
             case "apply_start":
                 self._said[event.address] = now
                 yield f"{event.address}: {event.action} begins"

@@ -7,10 +7,10 @@ from typing import Any
 
 from maskfleet.infra.error import InfraError
 from maskfleet.infra.journal import recorded
-from maskfleet.infra.progress import Progress
+from maskfleet.infra.progress import Change, Progress
 from maskfleet.infra.session import Session
 from maskfleet.infra.settings import outputs_declared, required
-from maskfleet.infra.state import State
+from maskfleet.infra.state import State, is_named
 from maskfleet.infra.summary import billed, counts, destroyed
 from maskfleet.infra.terraform import Root
 
@@ -39,12 +39,13 @@ def plan(session: Session) -> list[Planned]:
     return [Planned(session.base.name, base), Planned(session.addons.name, addons)]
 
 
-def up(session: Session) -> dict[str, Any]:
+def up(session: Session, *, delete_data: bool = False) -> dict[str, Any]:
     """Make or change everything; the outputs of the first root. Begun again, it goes on where it was."""
     session.give_settings()
     base = _planned(session, session.base)
     agreed = False
     if base.has_changes:
+        _check_data(session, base, delete_data=delete_data)
         _agree(session, f"apply this to {session.base.name}? What runs in the cluster follows")
         agreed = True
         _apply(session, session.base)
@@ -76,12 +77,15 @@ def missing_inputs(session: Session, state: State) -> list[str]:
 def show_plan(session: Session, root: Root, progress: Progress) -> None:
     """The plan in a few lines: counts, drift, what is destroyed, what costs money."""
     say = session.view.say
-    outputs = f", outputs: {', '.join(progress.changed_outputs)}" if progress.changed_outputs else ""
+    only_outputs = progress.changed_outputs and not progress.work
+    outputs = f", outputs: {', '.join(progress.changed_outputs)}" if only_outputs else ""
     say(f"{root.name}: {counts(progress.work)}{outputs}")
     for change in progress.drift:
         say(f"  changed outside of terraform: {change.address} ({change.action})")
+    lost = data_lost(session, progress)
     for change in destroyed(progress):
-        say(f"  {change.action}: {change.address}{f' ({change.reason})' if change.reason else ''}")
+        data = ", WITH ALL DATA IN IT" if change in lost else ""
+        say(f"  {change.action}: {change.address}{f' ({change.reason})' if change.reason else ''}{data}")
     if progress.work:
         lines = billed(root.planned_values())
         if lines:
@@ -119,6 +123,23 @@ def _apply(session: Session, root: Root) -> None:
     done = progress.summary
     if done is not None:
         session.view.say(f"{root.name}: {done.add} created, {done.change} changed, {done.remove} destroyed")
+
+
+def _check_data(session: Session, progress: Progress, *, delete_data: bool) -> None:
+    """Refuse a plan that deletes data, as a new deployment type of a file system does, unless that is wanted."""
+    lost = [change.address for change in data_lost(session, progress)]
+    if lost and not delete_data:
+        raise InfraError(
+            f"this would delete {', '.join(lost)} with all data in it; nothing was changed",
+            remedy="take the change of settings back, or copy the data elsewhere and give --delete-data",
+        )
+
+
+def data_lost(session: Session, progress: Progress) -> list[Change]:
+    """What a plan deletes that may hold data; what is only half made (tainted) never held any."""
+    return [
+        change for change in destroyed(progress) if is_named(change, session.place.data) and change.reason != "tainted"
+    ]
 
 
 def _agree(session: Session, question: str) -> None:

@@ -14,6 +14,7 @@ DATA = frozenset(
         "aws_fsx_lustre_file_system",
         "aws_fsx_data_repository_association",
         "aws_s3_bucket",
+        "aws_s3_object",
         "aws_backup_vault",
     }
 )

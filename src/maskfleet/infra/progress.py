@@ -60,9 +60,9 @@ class Progress:
                 self._planned(event)
             case "resource_drift":
                 self.drift.append(Change(event.address, event.type, event.action, event.reason))
-            case "refresh_start":
+            case "refresh_start" | "apply_start" if event.action in ("", "read"):
                 self.rows[event.address] = Row(event.address, "read", "running", now)
-            case "refresh_complete":
+            case "refresh_complete" | "apply_complete" if event.action in ("", "read"):
                 self.read += 1
                 self.rows.pop(event.address, None)
             case "apply_start":

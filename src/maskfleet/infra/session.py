@@ -13,7 +13,7 @@ from maskfleet.infra.backend import Backend, backend_from, check_change, write_b
 from maskfleet.infra.error import InfraError
 from maskfleet.infra.files import read_json, write_json
 from maskfleet.infra.place import Place
-from maskfleet.infra.state import Resource, State
+from maskfleet.infra.state import Resource, State, is_named
 from maskfleet.infra.terraform import Root, find_terraform
 from maskfleet.infra.view import View
 from maskfleet.infra.workdir import WorkFolder
@@ -52,7 +52,7 @@ class Session:
         return str(self.settings.get("cluster_name") or self.place.name)
 
     def is_cluster(self, resource: Resource) -> bool:
-        return self.place.cluster in (resource.type, f"{resource.type}.{resource.name}")
+        return is_named(resource, (self.place.cluster,))
 
     def has_cluster(self, state: State) -> bool:
         return any(self.is_cluster(resource) for resource in state.resources)

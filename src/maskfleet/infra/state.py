@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from maskfleet.infra.error import InfraError
+from maskfleet.infra.progress import Change
 
 _IS_DATA_SOURCE = re.compile(r"(?:^|\.)data\.")
 _INDEX = re.compile(r'\[(?:\d+|"(?:[^"\\]|\\.)*")\]')
@@ -107,8 +108,9 @@ def split_kept(
     return stays, goes
 
 
-def is_named(resource: Resource, names: Collection[str]) -> bool:
-    return resource.type in names or f"{resource.type}.{resource.name}" in names
+def is_named(resource: Resource | Change, names: Collection[str]) -> bool:
+    """Whether `names` has its type, or its type and name."""
+    return resource.type in names or ".".join(without_index(resource.address).split(".")[-2:]) in names
 
 
 def _managed(addresses: Iterable[str]) -> tuple[str, ...]:
