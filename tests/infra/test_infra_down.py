@@ -86,9 +86,9 @@ def test_what_lives_outside_of_the_state_goes_first(made: Any, kube_api: Any) ->
     job = kube_api.add("/apis/kubeflow.org/v2beta1/namespaces/kubeflow/mpijobs/r50", lingers=1)
     notebook = kube_api.add("/apis/apps/v1/namespaces/kubeflow/deployments/nb", metadata=OURS)
     other = kube_api.add("/apis/apps/v1/namespaces/kube-system/deployments/coredns")
-    public = kube_api.add("/api/v1/namespaces/kubeflow/services/nb", lingers=2, spec={"type": "LoadBalancer"})
+    public = kube_api.add("/api/v1/namespaces/kubeflow/services/nb", lingers=1, spec={"type": "LoadBalancer"})
     inner = kube_api.add("/api/v1/namespaces/kubeflow/services/r50", spec={"type": "ClusterIP"})
-    claim = kube_api.add("/apis/karpenter.sh/v1/nodeclaims/gpu-x7", lingers=4)
+    claim = kube_api.add("/apis/karpenter.sh/v1/nodeclaims/gpu-x7", lingers=2)
     pool = kube_api.add("/apis/karpenter.sh/v1/nodepools/gpu", follows=(claim,))
     down(made.read(), Wishes())
     assert kube_api.deleted == [job, notebook, public, pool, claim]

@@ -40,7 +40,7 @@ _KNOWN = (
     ),
     _Known(
         r"UnauthorizedOperation|AccessDenied|not authorized to perform",
-        "the AWS identity lacks a permission{permission}; docs/infra.md lists what is needed",
+        "the AWS identity lacks a permission{permission}; add it to the identity, or use another one",
     ),
     _Known(
         r"VcpuLimitExceeded|LimitExceeded|QuotaExceeded|TooMany\w*(?:Exception|Exceeded)|MaxSpotInstanceCountExceeded"
@@ -79,7 +79,7 @@ _KNOWN = (
     _Known(
         r"No value for required variable|Invalid value for (?:input )?variable|Value for undeclared variable"
         r"|unsuitable value type",
-        "set it with --var NAME=VALUE or in a --var-file; deploy/terraform/eks says what each variable means",
+        "set it with --var NAME=VALUE or in a --var-file; docs/eks-terraform.md says what each means",
     ),
     _Known(
         r"NoSuchBucket|S3 bucket .{1,80} does not exist",
@@ -91,8 +91,14 @@ _KNOWN = (
         "terraform -chdir={folder} init -migrate-state",
     ),
     _Known(
+        r"//(?:sts|ec2|iam|s3|eks|kms|fsx|elasticfilesystem)\.(?:[a-z0-9-]+\.)?amazonaws\.com.{0,200}"
+        r"(?:no such host|timeout|refused|unreachable)",
+        "AWS cannot be reached: check network and region",
+    ),
+    _Known(
         r"Kubernetes cluster unreachable|connect: connection refused|i/o timeout|TLS handshake timeout",
-        "the cluster's API does not answer from here: check VPN, allowed addresses of the endpoint, and credentials",
+        "the cluster's API does not answer from here: run this inside the VPC (or its VPN), or let your address in with"
+        """ --var 'public_access_cidrs=["ADDRESS/32"]'""",
     ),
     _Known(
         r"no such host|network is unreachable|dial tcp", "AWS cannot be reached from here: check network and region"

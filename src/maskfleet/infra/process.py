@@ -6,9 +6,8 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -119,7 +118,8 @@ def _follow(process: subprocess.Popen[bytes], log: Path, line: Callable[[str], N
             if ended:
                 break
             tick()
-            time.sleep(POLL_S)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_S)
         if rest.strip():
             line(rest.decode(errors="replace"))
 

@@ -14,7 +14,7 @@ from typing import Any
 from maskfleet.errors import ConfigError
 from maskfleet.infra.files import write_json
 from maskfleet.infra.process import capture
-from maskfleet.infra.terraform import ANSI, Program
+from maskfleet.infra.terraform import ANSI, Program, quiet
 
 Settings = dict[str, Any]
 VARIABLES_FILE = "maskfleet.auto.tfvars.json"
@@ -95,7 +95,9 @@ def check_known(settings: Iterable[str], known: Iterable[str]) -> None:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError(f"there is no variable {name}", remedy=f"{hint}docs/eks-infra.md lists them")
+            raise ConfigError(
+                f"there is no variable {name}", remedy=f"{hint}docs/eks-terraform.md and docs/eks-addons.md list them"
+            )
 
 
 def write_variables(folder: Path, settings: Settings) -> None:
@@ -131,7 +133,7 @@ def _evaluated(path: Path, text: str, program: Program, env: Mapping[str, str]) 
         done = capture(
             [program.path, "console", f"-var-file={path.resolve()}"],
             cwd=Path(folder),
-            env=env,
+            env=quiet(env),
             stdin=f"base64encode(jsonencode({{ {expression} }}))\n",
         )
     if done.code != 0:

@@ -33,13 +33,18 @@ class Program:
     version: tuple[int, ...]
 
 
+def quiet(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a terraform that asks nobody: no questions, no look for a newer version of itself."""
+    return {**env, "TF_IN_AUTOMATION": "1", "TF_INPUT": "0", "CHECKPOINT_DISABLE": "1"}
+
+
 def find_terraform(env: Mapping[str, str], *, minimum: tuple[int, ...] = MINIMUM) -> Program:
     """The terraform on the PATH of `env`, if it is new enough."""
     wanted = ".".join(map(str, minimum))
     path = shutil.which("terraform", path=env.get("PATH", ""))
     if path is None:
         raise InfraError("terraform is not installed here", remedy=f"install Terraform {wanted} or newer")
-    done = capture([path, "version", "-json"], env=env, timeout_s=60)
+    done = capture([path, "version", "-json"], env=quiet(env), timeout_s=60)
     try:
         text = str(json.loads(done.out)["terraform_version"])
         version = tuple(int(part) for part in text.split("-")[0].split("."))
@@ -170,4 +175,4 @@ class Root:
         return self.logs / f"{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns()}-{self.name}-{verb}.jsonl"
 
     def _env(self) -> dict[str, str]:
-        return {**self.env, "TF_IN_AUTOMATION": "1", "TF_INPUT": "0"}
+        return quiet(self.env)
