@@ -29,7 +29,18 @@ def session_cookies(response: httpx.Response) -> list[str]:
     return [value for value in response.headers.get_list("set-cookie") if value.startswith("maskfleet_")]
 
 
-PATHS = ["/", "/lab", "/api", "/api/kernels", "/api/contents", "/terminals/1", "/tensorboard", "/tensorboard/", "/x"]
+PATHS = [
+    "/",
+    "/lab",
+    "/api",
+    "/api/kernels",
+    "/api/contents",
+    "/terminals/1",
+    "/tensorboard",
+    "/tensorboard/",
+    "/font-roboto",
+    "/x",
+]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -60,6 +71,9 @@ def test_the_right_password_opens_jupyter_and_tensorboard(stack: Stack) -> None:
         board = client.get("/tensorboard/")
         assert board.status_code == 200
         assert "TensorBoard" in board.text
+        fonts = re.findall(r"/font-roboto/[\w-]+\.woff2", board.text)
+        assert fonts
+        assert client.get(fonts[0]).status_code == 200
         assert client.get("/tensorboard", follow_redirects=True).url.path == "/tensorboard/"
         runs = client.get("/tensorboard/data/runs").json()
         assert runs == ["r50/tensorboard"]

@@ -97,6 +97,12 @@ http {
             {{- include "notebook.proxied" . | nindent 12 }}
             proxy_pass http://tensorboard;
         }
+
+        # TensorBoard asks for its fonts without its prefix.
+        location ~ ^/font-roboto/[A-Za-z0-9_-]+[.]woff2$ {
+            {{- include "notebook.proxied" . | nindent 12 }}
+            proxy_pass http://tensorboard/tensorboard$uri;
+        }
     }
 }
 {{- end }}
