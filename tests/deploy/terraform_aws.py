@@ -13,6 +13,7 @@ from maskfleet.deploy_files import deploy_path
 from tools import run_tool
 
 ROOT = deploy_path("terraform", "eks", "aws")
+OPERATOR_POLICY = ROOT.parent / "operator-policy.json"
 FOLDERS = ("~/.terraform.d/plugins", "/usr/share/terraform/plugins", "/usr/local/share/terraform/plugins")
 PARENTS = ("/opt", "/usr/local/lib", "/usr/lib")
 
@@ -32,6 +33,15 @@ def _candidates() -> Iterator[Path]:
     yield from (Path(folder).expanduser() for folder in FOLDERS)
     for parent in map(Path, PARENTS):
         yield from sorted(parent.iterdir()) if parent.is_dir() else ()
+
+
+def operator_policy(cluster: str = "fleet") -> str:
+    """The operator's policy with its placeholders filled in."""
+    text = OPERATOR_POLICY.read_text(encoding="utf-8")
+    places = {"STATE-BUCKET": "my-state", "BUCKET": "my-bucket", "PREFIX": "ml-platform"}
+    for word, value in {**places, "REGION": "us-west-2", "ACCOUNT": "111122223333", "CLUSTER": cluster}.items():
+        text = text.replace(word, value)
+    return text
 
 
 def environment(folder: Path, mirror: Path) -> dict[str, str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 from flaky_s3 import moto_server
 from hcl_schema import read_root
-from iam_documents import statements
-from terraform_aws import ROOT, ready_copy
+from iam_documents import listed, statements
+from terraform_aws import ROOT, operator_policy, ready_copy
 from terraform_schema import extract
 
 from tools import run_tool, tool, try_tool
@@ -49,6 +50,18 @@ resource "aws_security_group" "stand_in" {
   }
 }
 """
+# The provider's names of services in its log, and IAM's.
+PREFIXES = {
+    "CloudWatch Logs": "logs",
+    "EC2": "ec2",
+    "EFS": "elasticfilesystem",
+    "EKS": "eks",
+    "EventBridge": "events",
+    "IAM": "iam",
+    "KMS": "kms",
+    "SQS": "sqs",
+    "STS": "sts",
+}
 
 
 @pytest.fixture(scope="module")
@@ -120,9 +133,11 @@ def on_moto(ready: tuple[Path, dict[str, str]], tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_moto_takes_the_root_gives_its_outputs_and_lets_it_go(on_moto: Path) -> None:
+def test_moto_takes_the_root_gives_its_outputs_and_lets_it_go(on_moto: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import boto3
 
+    monkeypatch.setenv("TF_LOG_PROVIDER", "DEBUG")
+    monkeypatch.setenv("TF_LOG_PATH", str(on_moto / "terraform.log"))
     run_tool("terraform", "apply", "-auto-approve", "-no-color", "-parallelism=20", cwd=on_moto)
     outputs = {
         name: one["value"] for name, one in json.loads(run_tool("terraform", "output", "-json", cwd=on_moto)).items()
@@ -139,6 +154,22 @@ def test_moto_takes_the_root_gives_its_outputs_and_lets_it_go(on_moto: Path) -> 
     assert boto3.client("eks", region_name="us-east-1").list_clusters()["clusters"] == []
     assert boto3.client("efs", region_name="us-east-1").describe_file_systems()["FileSystems"] == []
     assert run_tool("terraform", "state", "list", cwd=on_moto) == ""
+    called = called_actions(on_moto / "terraform.log")
+    assert len(called) > 80
+    granted = [action for one in statements(operator_policy()) for action in listed(one["Action"])]
+    # Everybody may ask who they are.
+    assert {one for one in called if not any(fnmatchcase(one, each) for each in granted)} == {"sts:GetCallerIdentity"}
+
+
+def called_actions(log: Path) -> set[str]:
+    """What Terraform asked of AWS, as IAM names it."""
+    called = set()
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        method = re.search(r"rpc\.method=(\w+)", line)
+        service = re.search(r'rpc\.service=("?)([\w ]+?)\1(?: |$)', line)
+        if method and service:
+            called.add(f"{PREFIXES[service.group(2)]}:{method.group(1)}")
+    return called
 
 
 def check_network(outputs: dict[str, object]) -> None:
