@@ -17,7 +17,7 @@ ROLE_LABEL = "training.kubeflow.org/job-role"
 INDEX_LABEL = "training.kubeflow.org/replica-index"
 LAUNCHER = "launcher"  # role of the pod, and name of its container
 MAX_EVENTS = 12
-_STEP = re.compile(r"(?:^|\s)step: (\d+)")
+_STEP = re.compile(r"(?:^|[\s:])step: (\d+)")  # a colon ends the tag of mpirun
 _TAIL = 200
 
 
