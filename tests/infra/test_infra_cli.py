@@ -108,6 +108,9 @@ def test_down_and_down_again(made: Any, kube_api: Any, run: Any) -> None:
     assert done.exit_code == 0
     assert "nothing is left to remove" in done.stderr
     assert run(made, "status", "eks").exit_code == 1
+    assert "there is no cluster now" in run(made, "outputs", "eks").stderr
+    with pytest.raises(MaskfleetError, match="no cluster to reach"):
+        run(made, "outputs", "eks", "--kubeconfig", "-")
 
 
 def test_another_place_is_refused(stage: Any, run: Any) -> None:

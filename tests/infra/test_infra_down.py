@@ -149,6 +149,16 @@ def test_an_unreachable_cluster_stops_down_unless_it_is_skipped(stage: Any) -> N
     assert "may be left behind" in stage.shown()
 
 
+def test_what_was_in_a_cluster_that_is_gone_is_forgotten_only_when_told(made: Any) -> None:
+    session = made.read()
+    session.base.forget(["terraform_data.nodes", "terraform_data.fsx_policy", "terraform_data.cluster"])
+    with pytest.raises(InfraError, match="addons has 1 resources of a cluster that aws lacks") as caught:
+        down(session, Wishes())
+    assert "--skip-cluster" in caught.value.remedy
+    down(session, Wishes(skip_cluster=True))
+    assert "terraform_data.storage" not in addresses(made)
+
+
 def test_down_goes_on_after_a_destroy_that_failed(made: Any, tmp_path: Path) -> None:
     root = made.workdir / "deploy/terraform/eks/aws/main.tf"
     gate = tmp_path / "gate"

@@ -141,10 +141,11 @@ def outputs(
     from maskfleet.infra import report
 
     session = _read(_options(place, workdir, var, None, state_bucket), place)
-    found = report.outputs(session)
     if kubeconfig is not None:
-        _give_kubeconfig(session, found, kubeconfig)
-    elif as_json:
+        _give_kubeconfig(session, report.access(session), kubeconfig)
+        return
+    found = report.outputs(session)
+    if as_json:
         print_raw(json.dumps(found, indent=2))
     else:
         width = max(map(len, found), default=0)

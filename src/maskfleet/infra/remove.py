@@ -36,6 +36,11 @@ def down(session: Session, wishes: Wishes) -> None:
         session.view.say("nothing is left to remove")
         say_kept(session, kept, [])
         return
+    if addons.resources and not session.has_cluster(base) and not wishes.skip_cluster:
+        raise InfraError(
+            f"{session.addons.name} has {len(addons.resources)} resources of a cluster that {session.base.name} lacks",
+            remedy="if that cluster is gone, --skip-cluster forgets them",
+        )
     _ask(session, wishes, kept, [*gone, *addons.resources])
     remaining = _empty_cluster(session, wishes, base)
     if addons.resources and not wishes.skip_cluster:

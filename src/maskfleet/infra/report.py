@@ -6,7 +6,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from maskfleet.infra.error import InfraError
 from maskfleet.infra.journal import entry, fingerprint
+from maskfleet.infra.kubeconfig import access_of
 from maskfleet.infra.remove import cluster_of
 from maskfleet.infra.session import Session
 from maskfleet.infra.state import State
@@ -68,12 +70,27 @@ def status(session: Session) -> Status:
 
 
 def outputs(session: Session) -> dict[str, Any]:
-    """Outputs of both roots, those of the second winning; sensitive ones masked."""
+    """Outputs of both roots, those of the second winning; sensitive ones masked.
+
+    After a `down` that kept data Terraform still has outputs of the cluster that is gone; that is said.
+    """
     merged: dict[str, Any] = {}
-    for root in (session.base, session.addons):
-        for name, output in session.state(root).outputs.items():
+    base = session.state(session.base)
+    for state in (base, session.state(session.addons)):
+        for name, output in state.outputs.items():
             merged[name] = MASKED if output.sensitive else output.value
+    if merged and not session.has_cluster(base):
+        session.view.say("there is no cluster now: what is said of it is of the one before")
     return merged
+
+
+def access(session: Session) -> dict[str, Any]:
+    """Name, address, authority and region of the cluster."""
+    base = session.state(session.base)
+    found = access_of(base) if session.has_cluster(base) else None
+    if found is None:
+        raise InfraError("there is no cluster to reach", remedy=f"maskfleet infra up {session.place.name} makes it")
+    return found
 
 
 def _root_status(session: Session, root: Root, state: State) -> RootStatus:
