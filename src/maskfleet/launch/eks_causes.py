@@ -136,6 +136,12 @@ NODE = (
         "see `kubectl get nodes`; the job starts again from its last checkpoint while retries are left",
     ),
     cause(
+        "worker silent",
+        r"[Ll]iveness probe failed|failed liveness probe|wait-for-workers ended",
+        "A worker did not answer, and the launcher gave the attempt up.",
+        "see that worker in `maskfleet status`: its node may be gone, or out of memory; the next attempt waits for it",
+    ),
+    cause(
         "evicted",
         r"\bEvicted\b|EvictionByEvictionAPI|[Ee]victed",
         "A pod was evicted from its node, most often because memory or disk ran short there.",

@@ -118,6 +118,7 @@ def _lines(shot: Snapshot) -> Iterator[str]:
             yield f"claim {claim['metadata']['name']} is {phase}: unbound immediate PersistentVolumeClaims"
     for pod in reversed(shot.pods):
         yield from _pod_lines(pod)
+        yield from _in_vain(pod)
     for thing in (shot.mpijob, shot.launcher_job):
         for one in (thing or {}).get("status", {}).get("conditions", []):
             if one["type"] == "Failed" and one["status"] == "True":
@@ -141,6 +142,14 @@ def _pod_lines(pod: Json) -> Iterator[str]:
                 told = state.get(kind) or {}
                 if told.get("reason") not in (None, "Error", "Completed", "ContainerCreating", "PodInitializing"):
                     yield f"pod {name} {one['name']} {told['reason']}: {told.get('message', '')}"
+
+
+def _in_vain(pod: Json) -> Iterator[str]:
+    """A launcher whose workers did not come ends before it begins."""
+    for one in pod.get("status", {}).get("initContainerStatuses", []):
+        terminated = one.get("state", {}).get("terminated") or {}
+        if terminated.get("exitCode", 0) != 0:
+            yield f"pod {pod['metadata']['name']} {one['name']} ended with code {terminated['exitCode']}"
 
 
 def _memory_limit(pod: Json, name: str) -> str:

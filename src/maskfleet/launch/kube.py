@@ -11,7 +11,7 @@ import tempfile
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from maskfleet.errors import LaunchError
 
@@ -38,12 +38,10 @@ class Kube:
         self.context, self.namespace = context, namespace
         self._runner = asyncio.Runner()
         self._api: Any = None
-        self._keys, self._tempdir = "", tempfile.tempdir
+        self._keys = _KeyFolder()
 
     def __enter__(self) -> Self:
-        # kr8s leaves the keys and certificates of a kubeconfig in files; here they go away with the connection.
-        self._keys = tempfile.mkdtemp(prefix="maskfleet-kube-")
-        self._tempdir, tempfile.tempdir = tempfile.tempdir, self._keys
+        self._keys.open()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -52,8 +50,7 @@ class Kube:
                 self._runner.run(self._api._session.aclose())
             self._runner.close()
         finally:
-            tempfile.tempdir = self._tempdir
-            shutil.rmtree(self._keys, ignore_errors=True)
+            self._keys.close()
 
     def get(self, path: str, **params: str | int) -> Json | None:
         """The object at `path`; None if there is none."""
@@ -147,6 +144,25 @@ class Kube:
                 if line is None:
                     return
                 yield line
+
+
+class _KeyFolder:
+    """Where kr8s leaves the keys and certificates of a kubeconfig: they go away with the connection."""
+
+    _opened: ClassVar[list[str]] = []
+    _before: ClassVar[str | None] = None
+
+    def open(self) -> None:
+        if not self._opened:
+            _KeyFolder._before = tempfile.tempdir
+        self.path = tempfile.mkdtemp(prefix="maskfleet-kube-", dir=self._before)
+        self._opened.append(self.path)
+        tempfile.tempdir = self.path
+
+    def close(self) -> None:
+        self._opened.remove(self.path)
+        tempfile.tempdir = self._opened[-1] if self._opened else self._before
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 async def _connected(context: str | None, namespace: str) -> Any:
