@@ -16,7 +16,7 @@ from train_release import main_container, render
 
 from cluster import Cluster
 from maskfleet.config.base import replaced
-from maskfleet.config.load import dump
+from maskfleet.config.load import dump, load
 from maskfleet.config.recipes import recipe
 from maskfleet.data.synthetic import make_shapes
 from maskfleet.training.checkpoint import CheckpointStore
@@ -32,6 +32,7 @@ CPU: Mapping[str, Any] = {
 }
 RUN = {**MICRO, "data.root": "/fsx/data/shapes", "train.images_per_gpu": 1}
 EPOCHS = 20
+ODD = "/tmp/a b;$(touch x) `id` {{ y }} 'z'"
 LONG = {**RUN, "eval.every_epochs": 0, "checkpoint.every_epochs": 5, "train.epoch_schedule": ((EPOCHS, None),)}
 
 
@@ -90,7 +91,7 @@ def saved_step(run_dir: Path) -> int:
 
 
 def test_the_launchers_command_trains_over_two_workers_to_the_end(install: Callable[..., Job], fsx: Path) -> None:
-    sets = [f"{name}={json.dumps(value)}" for name, value in RUN.items()]
+    sets = [f"{name}={json.dumps(value)}" for name, value in {**RUN, "data.cache_dir": ODD}.items()]
     job = install("by-values", recipe="demo", data_dir="data/shapes", extra_config=sets)
     ready(job)
     launcher = job.launcher()
@@ -98,7 +99,9 @@ def test_the_launchers_command_trains_over_two_workers_to_the_end(install: Calla
     assert "2 ranks on CPU" in launcher.log
     assert "[1,0]<std" in launcher.log
     assert "training is done" in launcher.log
-    assert len(losses(fsx / "logs" / "by-values")) == 6 * 3 + 2
+    run_dir = fsx / "logs" / "by-values"
+    assert len(losses(run_dir)) == 6 * 3 + 2
+    assert load(run_dir / "run.yaml").data.cache_dir == ODD
 
 
 @pytest.mark.parametrize("dying", ["launcher", "worker"])
