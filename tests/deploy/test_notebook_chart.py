@@ -307,5 +307,5 @@ def test_the_dockerfile_passes_hadolint_and_checkov() -> None:
 
 
 def test_the_image_has_the_notebooks_where_the_pod_looks_for_them() -> None:
-    assert "COPY --chmod=0644 notebooks/*.ipynb /opt/maskfleet/notebooks/" in DOCKERFILE.read_text()
+    assert "COPY notebooks/*.ipynb /opt/maskfleet/notebooks/" in DOCKERFILE.read_text()
     assert "/opt/maskfleet/notebooks/*.ipynb" in (CHART / "files" / "prepare.sh").read_text()
