@@ -137,6 +137,16 @@ def test_a_variable_said_to_be_in_the_addons_root_is_there() -> None:
         assert set(re.findall(r"`(\w+)`", row.split("|")[1])) <= there, row
 
 
+def test_the_examples_name_variables_and_settings_that_exist() -> None:
+    def names(file: str) -> set[str]:
+        return set(re.findall(r"^(\w+) *=", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE))
+
+    variables = read_root(ROOT).variables
+    required = {name for name, variable in variables.items() if "default" not in variable}
+    assert required <= names("terraform.tfvars.example") <= set(variables)
+    assert names("backend.hcl.example") == {"bucket", "key", "region", "encrypt", "use_lockfile"}
+
+
 def test_nothing_of_the_root_is_open_to_the_world() -> None:
     text = "".join(file.read_text(encoding="utf-8") for file in ROOT.rglob("*.tf"))
     places = re.findall(r'^.*"0\.0\.0\.0/0".*$', text, re.MULTILINE)

@@ -160,6 +160,13 @@ resource "aws_s3_object" "results_folder" {
     file-group       = tostring(local.fleet_id)
   }
 
+  # An object holds ten tags at most.
+  override_provider {
+    default_tags {
+      tags = {}
+    }
+  }
+
   lifecycle {
     # FSx writes the folder back with times added.
     ignore_changes = [metadata, content_type]
