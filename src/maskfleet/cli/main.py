@@ -19,6 +19,7 @@ from maskfleet.cli import files as files_command
 from maskfleet.cli import infra as infra_command
 from maskfleet.cli import jobs as jobs_command
 from maskfleet.cli import launch as launch_command
+from maskfleet.cli import notebook as notebook_command
 from maskfleet.cli import predict as predict_command
 from maskfleet.cli import train as train_command
 from maskfleet.cli import weights as weights_command
@@ -45,6 +46,7 @@ app.command("cancel")(jobs_command.cancel)
 app.command("ls")(files_command.ls)
 app.command("cp")(files_command.cp)
 app.command("fetch")(files_command.fetch)
+app.command("notebook")(notebook_command.notebook)
 app.add_typer(infra_command.app, name="infra")
 app.add_typer(config_command.app, name="config")
 app.add_typer(weights_command.app, name="weights")
