@@ -23,7 +23,7 @@ test: setup
 
 # What some tests need beside .venv, on Debian and its kin; a test whose tool is missing is skipped and says so.
 test-tools:
-	apt-get install -y --no-install-recommends iproute2 openssh-server openssh-client openmpi-bin procps nginx-light
+	apt-get install -y --no-install-recommends iproute2 openssh-server openssh-client openmpi-bin procps nginx-light buildah debootstrap
 	$(PYTHON) scripts/setup_tools.py
 
 test-cluster: setup
