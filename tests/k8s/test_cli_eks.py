@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import yaml
@@ -38,10 +39,14 @@ class Fleet:
         argv = [sys.executable, "-m", "maskfleet", *arguments]
         return subprocess.run(argv, env=self.environment, capture_output=True, text=True, check=False, timeout=420)
 
+    def arguments(self, *more: str, nodes: int = 2) -> list[str]:
+        """What launches the job of these tests."""
+        return ["launch", "--on", "eks", "--recipe", "standard", "--image", "repo/train@sha256:aa", "--name", NAME,
+                "--namespace", self.kube.namespace, "--nodes", str(nodes), "--launch-set", "shared_claim=runs",
+                *more]  # fmt: skip
+
     def launch(self, *more: str, nodes: int = 2) -> subprocess.CompletedProcess[str]:
-        return self("launch", "--on", "eks", "--recipe", "standard", "--image", "repo/train@sha256:aa", "--name", NAME,
-                    "--namespace", self.kube.namespace, "--nodes", str(nodes), "--launch-set", "shared_claim=runs",
-                    "--detach", *more)  # fmt: skip
+        return self(*self.arguments("--detach", *more, nodes=nodes))
 
     def status(self) -> dict[str, Any]:
         return dict(json.loads(self("status", self.handle, "--json").stdout))
@@ -106,6 +111,8 @@ def test_a_job_goes_from_pending_over_running_to_done(fleet: Fleet) -> None:
     fleet.kube.set_pod_status(pod, phase="Succeeded", containerStatuses=ended(0))
     eventually(lambda: fleet.status()["state"] == "done", what="the job is done")
     assert "nothing to explain" in fleet("explain", fleet.handle).stdout
+    context = quote(fleet.kube.kubectl("config", "current-context").strip(), safe="")
+    assert fleet("status", f"eks://{context}@{fleet.kube.namespace}/{NAME}").stdout.startswith("done")
 
 
 def test_what_dry_run_prints_is_what_helm_gets(fleet: Fleet) -> None:

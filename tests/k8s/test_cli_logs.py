@@ -83,8 +83,8 @@ class Wire:
 class Following:
     """`maskfleet logs -f` as a process, and what it printed."""
 
-    def __init__(self, fleet: Fleet, kubeconfig: Path) -> None:
-        argv = [sys.executable, "-u", "-m", "maskfleet", "logs", "-f", fleet.handle]
+    def __init__(self, fleet: Fleet, kubeconfig: Path, *arguments: str) -> None:
+        argv = [sys.executable, "-u", "-m", "maskfleet", *(arguments or ("logs", "-f", fleet.handle))]
         env = {**fleet.environment, "KUBECONFIG": str(kubeconfig)}
         self.process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.lines: list[str] = []
@@ -128,10 +128,15 @@ def begun(fleet: Fleet, kubelet: Kubelet) -> str:
     kubelet.take(fleet.kube, pod)
     fleet.kube.set_pod_status(pod, phase="Running", conditions=[{"type": "Ready", "status": "True"}])
     kubelet.say(pod, "probe")
-    done = fleet.kube.try_kubectl("logs", pod, "-c", "launcher")
-    if "probe" not in done.stdout:
-        pytest.skip(f"the API server does not reach a kubelet here: {done.stderr.strip()}")
+    expect_logs(fleet, pod)
     return pod
+
+
+def expect_logs(fleet: Fleet, pod: str) -> None:
+    """A skip where the API server cannot reach our kubelet."""
+    done = fleet.kube.try_kubectl("logs", pod, "-c", "launcher")
+    if done.returncode != 0:
+        pytest.skip(f"the API server does not reach a kubelet here: {done.stderr.strip()}")
 
 
 def over(fleet: Fleet, kubelet: Kubelet, pod: str, code: int) -> None:
@@ -164,6 +169,27 @@ def test_lines_come_once_over_a_cut_wire_and_a_killed_launcher(fleet: Fleet, kub
     numbered = [f"[rank{0 if number < 30 else 1}]: line {number}" for number in range(60)]
     assert said == ["probe", *numbered, "[rank0]: again", "[rank0]: step: 90  epoch: 1.0"]
     assert following.process.returncode == 0
+
+
+def test_a_launch_that_is_watched_ends_as_the_job_does_and_says_why(fleet: Fleet, kubelet: Kubelet) -> None:
+    launch = fleet.arguments("--max-restarts", "0", nodes=1)
+    with closing(Following(fleet, Path(os.environ["KUBECONFIG"]), *launch)) as following:
+        following.shows(fleet.handle)
+        following.shows("[launch]: pending: 0 of 1 workers are ready")
+        run_workers(fleet.kube, 1)
+        pod = launcher_pod(fleet.kube)
+        kubelet.take(fleet.kube, pod)
+        fleet.kube.set_pod_status(pod, phase="Running", conditions=[{"type": "Ready", "status": "True"}])
+        kubelet.say(pod, "[1,2]<stderr>:Traceback (most recent call last):", "[1,2]<stderr>:  File x, line 1")
+        kubelet.say(pod, "[1,2]<stderr>:torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+        if not any("[rank2]" in line for line in following.lines):
+            expect_logs(fleet, pod)
+        following.shows("[rank2]: torch.OutOfMemoryError")
+        over(fleet, kubelet, pod, 3)
+        lines = following.end()
+    assert following.process.returncode == 3
+    assert "First to fail was rank 2:" in lines
+    assert any("lower train.images_per_gpu" in line for line in lines)
 
 
 def is_to_go(fleet: Fleet, pod: str) -> bool:
