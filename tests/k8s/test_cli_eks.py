@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -54,7 +53,7 @@ class Fleet:
 
 @pytest.fixture
 def fleet(kube: Kube, operator: None) -> Iterator[Fleet]:
-    """A namespace with a bound claim, and a sign of life of the operator where that one gives none itself."""
+    """A namespace with a bound claim."""
     size = {"storage": "1Gi"}
     claim_spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": size}, "storageClassName": ""}
     volume = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": kube.namespace},
@@ -65,10 +64,6 @@ def fleet(kube: Kube, operator: None) -> Iterator[Fleet]:
              "spec": {**claim_spec, "volumeName": kube.namespace}}  # fmt: skip
     assert kube.create(volume).returncode == 0
     assert kube.create(claim).returncode == 0
-    renewed = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "mpi-operator"},
-             "spec": {"holderIdentity": "test", "renewTime": renewed}}  # fmt: skip
-    assert kube.create(lease).returncode == 0
     eventually(lambda: kube.get("pvc", "runs")["status"]["phase"] == "Bound", what="the claim is bound")
     yield Fleet(kube)
     kube.kubectl("delete", "pv", kube.namespace, "--wait=false")

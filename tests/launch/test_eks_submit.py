@@ -189,7 +189,6 @@ def old_lease(api: FakeKube) -> None:
     [
         (without("/api/v1/namespaces/kubeflow"), "no namespace kubeflow"),
         (without("/apis/kubeflow.org/v2beta1"), "does not know MPIJobs"),
-        (without("/apis/coordination.k8s.io/v1/namespaces/mpi/leases/mpi-operator"), "operator does not run"),
         (old_lease, "operator does not run: no sign of life for"),
         (without("/api/v1/namespaces/kubeflow/persistentvolumeclaims/pv-fsx"), "has no volume claim pv-fsx"),
         (lambda api: api.add(claim("pv-fsx", "Pending")), "pv-fsx is Pending"),
@@ -211,6 +210,12 @@ def test_a_claim_that_binds_with_its_first_pod_is_fine(api: FakeKube) -> None:
     api.add(claim("pv-fsx", "Pending", "late"))
     late = {"kind": "StorageClass", "metadata": {"name": "late"}, "volumeBindingMode": "WaitForFirstConsumer"}
     api.add(late)
+    backend, what, _ = rendered()
+    assert backend.submit(what) == HANDLE
+
+
+def test_an_operator_without_a_lease_is_no_reason_to_refuse(api: FakeKube) -> None:
+    without("/apis/coordination.k8s.io/v1/namespaces/mpi/leases/mpi-operator")(api)
     backend, what, _ = rendered()
     assert backend.submit(what) == HANDLE
 

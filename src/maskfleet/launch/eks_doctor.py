@@ -32,7 +32,7 @@ def examine_eks(launch: EksLaunch, *, which: Callable[[str], str | None] = shuti
         assert version is not None
         findings.append(Finding(PLACE, "API", Verdict.OK, "answers"))
         for check in checks(kube, settled):
-            verdict = Verdict.FAIL if check.lack else Verdict.OK
+            verdict = Verdict.FAIL if check.lack else Verdict.WARN if check.is_doubtful else Verdict.OK
             findings.append(Finding(PLACE, check.name, verdict, check.found, check.remedy))
         findings.append(_nodes(kube, settled))
         if settled.gpus:

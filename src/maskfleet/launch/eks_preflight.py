@@ -12,6 +12,7 @@ from maskfleet.launch.eks_state import MPI
 from maskfleet.launch.kube import ApiError, Json, Kube
 
 STALE_S = 120.0  # an operator that runs renews its lease every few seconds
+_LOOK = "see `kubectl get deploy -A | grep mpi-operator`; deploy/helm/mpi-operator installs it"
 RIGHTS = (
     ("create", "kubeflow.org", "mpijobs", ""),
     ("create", "", "configmaps", ""),
@@ -30,6 +31,7 @@ class Check:
     found: str
     lack: str = ""
     remedy: str = ""
+    is_doubtful: bool = False  # no reason to refuse a launch, but worth a look
 
 
 def checks(kube: Kube, launch: EksLaunch) -> Iterator[Check]:
@@ -79,7 +81,7 @@ def _kind(kube: Kube) -> Check:
 
 
 def _operator(kube: Kube) -> Check:
-    """Its lease tells whether it runs, wherever it is installed."""
+    """Its lease tells whether it runs, wherever it is installed; without one nothing is known, and nothing refused."""
     try:
         leases = kube.items("/apis/coordination.k8s.io/v1/leases", fieldSelector="metadata.name=mpi-operator")
     except ApiError as error:
@@ -87,13 +89,15 @@ def _operator(kube: Kube) -> Check:
             raise
         return Check("MPI operator", "may not be looked at")
     ages = [_silence_s(lease) for lease in leases]
-    if not ages or min(ages) > STALE_S:
-        last = f" for {min(ages):.0f} s" if ages else ""
+    if not ages:
+        return Check("MPI operator", "has no lease: it may run all the same", remedy=_LOOK, is_doubtful=True)
+    if min(ages) > STALE_S:
+        last = f" for {min(ages):.0f} s"
         return Check(
             "MPI operator",
             f"no sign of life{last}",
             f"the MPI operator does not run: no sign of life{last}",
-            "see `kubectl get deploy -A | grep mpi-operator`; deploy/helm/mpi-operator installs it",
+            _LOOK,
         )
     return Check("MPI operator", f"runs, last sign of life {max(0.0, min(ages)):.0f} s ago")
 
