@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -23,6 +24,9 @@ from tools import ROOT, run_tool
 
 DOCKERFILE = deploy_path("docker", "train", "Dockerfile")
 LIBRARIES = ["/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu", "/opt/amazon/ofi-nccl/lib", "/opt/amazon/efa/lib"]
+NO_NETWORK = re.compile(
+    r"Temporary failure resolving|Could not (?:resolve|connect)|Failed to fetch|Connection timed out"
+)
 INSTALLER = '#!/bin/sh\necho "$@" > /efa-arguments\n'
 
 
@@ -110,13 +114,17 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
     buildah.done("build", "--isolation", "chroot", "--tag", "base", "--file", "Base", ".")
     (folder / "base.tar").unlink()
     built = buildah.build("train", base="base")
-    assert built.returncode == 0, built.stdout[-4000:] + built.stderr[-4000:]
+    said = built.stdout[-4000:] + built.stderr[-4000:]
+    if built.returncode != 0 and NO_NETWORK.search(said):
+        pytest.skip(f"NOT TESTED: a real build of the image: no package mirror answers: {said[-300:]}")
+    assert built.returncode == 0, said
     yield buildah
     buildah("rm", "--all")
     shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_the_image_has_what_the_chart_starts_and_no_key(builder: Builder) -> None:
     facts = json.loads(builder.done("inspect", "--type", "image", "train"))["Docker"]["config"]
     assert facts["User"] == "1000:1000"
@@ -141,6 +149,7 @@ def test_the_image_has_what_the_chart_starts_and_no_key(builder: Builder) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_the_efa_installer_runs_only_with_its_own_checksum(builder: Builder) -> None:
     """The base is the training image itself, which has everything, and a user 1000."""
     archive = builder.folder / "aws-efa-installer-1.0.tar.gz"
