@@ -191,7 +191,7 @@ def wait_until_our_namespaces_are_gone() -> None:
     """Fail if the control plane cannot empty one of them."""
     chosen = ("namespaces", f"--selector=maskfleet-test={SESSION}")
     eventually(
-        lambda: not run_tool("kubectl", "get", *chosen, "-o", "name"), what="the tests' namespaces gone", within_s=180
+        lambda: not run_tool("kubectl", "get", *chosen, "-o", "name"), what="the tests' namespaces gone", within_s=300
     )
 
 

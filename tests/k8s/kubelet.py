@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from kube import Kube, random_name
 
-from tools import run_tool
+from tools import run_tool, tool
 
 
 class Kubelet:
@@ -26,6 +26,7 @@ class Kubelet:
         self.open: set[str] = set()
         self.asked: list[str] = []
         self.name = random_name("maskfleet-test-node")
+        self._taken: list[tuple[Kube, str]] = []
         kubelet = self
 
         class Handler(_Handler):
@@ -43,7 +44,7 @@ class Kubelet:
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.name, "labels": {"maskfleet-test": ""}}}
         status = {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
                   "daemonEndpoints": {"kubeletEndpoint": {"Port": self._server.server_address[1]}}}  # fmt: skip
-        subprocess.run(["kubectl", "create", "-f", "-"], input=json.dumps(node), text=True, check=True)
+        _kubectl("create", "-f", "-", sent=node)
         patch = json.dumps({"status": status})
         run_tool("kubectl", "patch", "node", self.name, "--subresource=status", "--type=merge", "-p", patch)
 
@@ -52,9 +53,8 @@ class Kubelet:
         target = {"apiVersion": "v1", "kind": "Node", "name": self.name}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": target}
         path = f"/api/v1/namespaces/{kube.namespace}/pods/{pod}/binding"
-        done = subprocess.run(["kubectl", "create", "--raw", path, "-f", "-"], input=json.dumps(binding), text=True,
-                              capture_output=True, check=False)  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        _kubectl("create", "--raw", path, "-f", "-", sent=binding)
+        self._taken.append((kube, pod))
         self.open.add(pod)
 
     def say(self, pod: str, *lines: str) -> None:
@@ -66,6 +66,9 @@ class Kubelet:
     def leave(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+        # Nobody else ends a pod that has a node: its namespace would wait minutes for the control plane to give it up.
+        for kube, pod in self._taken:
+            kube.kubectl("delete", "pod", pod, "--force", "--grace-period=0", "--ignore-not-found", "--wait=false")
         run_tool("kubectl", "delete", "node", self.name, "--wait=false")
 
 
@@ -102,6 +105,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(b"0\r\n\r\n")
                 return
             time.sleep(0.05)
+
+
+def _kubectl(*arguments: str, sent: dict[str, Any]) -> None:
+    command = [tool("kubectl"), *arguments]
+    done = subprocess.run(command, input=json.dumps(sent), text=True, capture_output=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def _certificate(folder: Path) -> tuple[Path, Path]:
