@@ -71,6 +71,7 @@ def test_the_run_folder_is_listed_and_the_pod_is_gone_afterwards(api: FakeKube) 
 
 def test_two_slashes_begin_at_the_root_of_the_volume(api: FakeKube) -> None:
     assert "note" in invoke("ls", f"{HANDLE}//data").stdout
+    assert {"logs/", "data/"} <= set(invoke("ls", f"{HANDLE}//").stdout.split())
     assert "log.txt" in invoke("ls", f"{HANDLE}/").stdout
 
 
@@ -118,7 +119,7 @@ def test_a_run_id_and_another_volume_are_honoured(api: FakeKube) -> None:
 def test_no_path_of_a_handle_leaves_the_volume(path: str, api: FakeKube, tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="leaves the folder"):
         invoke("ls", f"{HANDLE}{path}")
-    assert pods_left(api) == []
+    assert api.made_pods == []
 
 
 def test_an_unknown_release_makes_no_pod(api: FakeKube) -> None:
@@ -143,9 +144,12 @@ def test_a_pod_that_finds_no_node_is_given_up_with_the_reason(api: FakeKube, mon
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     api.on_new_pod = lambda pod: pod.update(status={"phase": "Pending", "conditions": [unscheduled]})
     monkeypatch.setattr(eks_files, "START_S", 0.1)
-    with pytest.raises(LaunchError, match="Insufficient cpu"):
-        invoke("ls", HANDLE)
+    said: list[str] = []
+    with pytest.raises(LaunchError, match="Insufficient cpu"), files_at(JobHandle.parse(HANDLE), told=said.append):
+        pass
     assert pods_left(api) == []
+    [waits] = [words for words in said if "waits" in words]
+    assert waits.endswith(message)
 
 
 def test_a_namespace_that_refuses_pods_is_named(api: FakeKube) -> None:
@@ -154,7 +158,8 @@ def test_a_namespace_that_refuses_pods_is_named(api: FakeKube) -> None:
         invoke("ls", HANDLE)
 
 
-def test_ctrl_c_removes_the_pod(api: FakeKube, tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_whoever_ends_the_command_ends_the_pod(told: signal.Signals, api: FakeKube, tmp_path: Path) -> None:
     assert api.root is not None
     with (api.root / "logs" / "r50" / "huge").open("wb") as file:
         file.truncate(20 * 2**30)
@@ -164,7 +169,7 @@ def test_ctrl_c_removes_the_pod(api: FakeKube, tmp_path: Path) -> None:
     while not list(tmp_path.glob("here/huge*")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(told)
     process.communicate(timeout=30)
     assert process.returncode != 0
     assert len(api.made_pods) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -24,7 +25,9 @@ from typing import Any
 import bcrypt
 import pytest
 from portforward_api import PortForwardApi, pod
+from typer.testing import CliRunner
 
+from maskfleet.cli.main import app
 from maskfleet.errors import LaunchError
 from maskfleet.launch import notebook_local
 from maskfleet.launch.notebook_local import LocalServers, placed_notebooks, servers_for
@@ -271,6 +274,38 @@ def test_a_server_that_ends_by_itself_ends_the_other_and_says_why(
         notebook_local.serve(tmp_path, port=free_port(), on_ready=lambda _: None)
     assert "no such secret: …" in failed.value.what
     assert time.monotonic() - before < 50
+
+
+@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGHUP])
+def test_a_notebook_whose_terminal_closes_leaves_no_server_behind(told: signal.Signals, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from maskfleet.launch import notebook_local as it;"
+        "two = it.LocalServers(('sleep', '60'), ('sleep', '60'), '', '', '');"
+        "it.servers_for = lambda *_, **__: two;"
+        f"it.serve(Path(sys.argv[1]), port={free_port()}, on_ready=lambda _: print('up', flush=True))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    assert sleepers(tmp_path) == 2
+    process.send_signal(told)
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + told
+    assert sleepers(tmp_path) == 0
+
+
+def sleepers(run_dir: Path) -> int:
+    """Processes that work in the notebooks' folder of a run."""
+    found = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            found += (folder / "cwd").readlink() == run_dir / "notebooks"
+    return found
+
+
+def test_a_local_notebook_is_not_stopped_by_an_option(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="ends by itself"):
+        CliRunner().invoke(app, ["notebook", str(tmp_path), "--stop"], catch_exceptions=False)
 
 
 def test_local_servers_start_ask_for_the_token_and_end_together(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ def notebook(
     parsed = JobHandle.parse(handle) if "://" in handle else JobHandle("local", "", str(Path(handle).absolute()))
     try:
         match parsed.on:
+            case "local" if stop:
+                raise LaunchError("a notebook on this machine ends by itself", remedy="press Ctrl-C where it runs")
             case "local":
                 _on_this_machine(Path(parsed.path), port=port, browser=not no_browser)
             case "eks" if stop:

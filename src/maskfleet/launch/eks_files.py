@@ -15,7 +15,9 @@ from maskfleet.launch.eks_record import Place, place_of, record_of
 from maskfleet.launch.eks_state import Snapshot
 from maskfleet.launch.kube import ApiError, Json, Kube
 from maskfleet.launch.kube_exec import process_in
+from maskfleet.launch.leave import leaving_in_order
 from maskfleet.launch.volume import AGENT, Stream, Volume
+from maskfleet.launch.volume_agent import RefusedError, parts_of
 
 START_S = 600.0  # a training image of many GB may have to be pulled first
 POLL_S = 1.0
@@ -32,20 +34,29 @@ def volume_of(
     """The volume of `release` at `path`: below the run's folder, or below the volume's root if it begins with `/`."""
     place = place_of(record_of(kube, release), release)
     below = path.lstrip("/") if path.startswith("/") else f"{place.folder}/{path}".rstrip("/")
-    where = {"root": place.mount, "path": below}
+    _refuse_way_out(below)
     name = f"{release}-files-{secrets.token_hex(3)}"
     pod_path = kube.of_namespace("pods", name)
-    kube.create(kube.of_namespace("pods"), pod_for(name, release, place, writable=writable))
+    with leaving_in_order():
+        kube.create(kube.of_namespace("pods"), pod_for(name, release, place, writable=writable))
+        try:
+            told(f"starting pod {name}")
+            _await_start(kube, release, name, told=told)
+
+            def opener() -> AbstractAsyncContextManager[Stream]:
+                return process_in(kube, name, CONTAINER, ("python3", *AGENT))
+
+            yield Volume(opener, {"root": place.mount, "path": below})
+        finally:
+            kube.delete(pod_path, grace_s=0)
+
+
+def _refuse_way_out(path: str) -> None:
+    """What the agent would refuse needs no pod to be refused."""
     try:
-        told(f"starting pod {name}")
-        _await_start(kube, release, name)
-
-        def opener() -> AbstractAsyncContextManager[Stream]:
-            return process_in(kube, name, CONTAINER, ("python3", *AGENT))
-
-        yield Volume(opener, where)
-    finally:
-        kube.delete(pod_path, grace_s=0)
+        parts_of(path)
+    except RefusedError as error:
+        raise LaunchError(str(error), remedy="see what is there with `maskfleet ls`") from error
 
 
 def pod_for(name: str, release: str, place: Place, *, writable: bool) -> Json:
@@ -99,11 +110,12 @@ def _await_start(
     release: str,
     name: str,
     *,
+    told: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Until the pod runs; what keeps it from that for good is an error at once."""
-    deadline = clock() + START_S
+    deadline, said = clock() + START_S, ""
     while True:
         pod = kube.get(kube.of_namespace("pods", name))
         if pod is None:
@@ -115,7 +127,22 @@ def _await_start(
         is_stuck = any(reason not in STARTING for reason in waiting)
         if is_stuck or status.get("phase") in ("Failed", "Succeeded") or clock() > deadline:
             raise _stuck(kube, release, pod)
+        words = _waits_for(status)
+        if words not in ("", said):
+            told(f"{name} waits: {words}")
+            said = words
         sleep(POLL_S)
+
+
+def _waits_for(status: Json) -> str:
+    """What the scheduler, or the container's state, says of a pod that does not run yet."""
+    waiting = [one.get("state", {}).get("waiting", {}).get("reason") for one in status.get("containerStatuses", [])]
+    unscheduled = [
+        one.get("message") or one.get("reason", "")
+        for one in status.get("conditions", [])
+        if one.get("type") == "PodScheduled" and one.get("status") == "False"
+    ]
+    return next((" ".join(words.split()) for words in [*unscheduled, *waiting] if words), "")
 
 
 def _stuck(kube: Kube, release: str, pod: Json) -> LaunchError:

@@ -80,10 +80,14 @@ class JobHandle:
         if parts.scheme not in ("local", "ssh", "sagemaker", "eks") or not parts.path.strip("/"):
             raise LaunchError(
                 f"{text!r} is not a job's handle",
-                remedy="use what `maskfleet launch` printed, such as local:///home/me/runs/r50 or ssh://host1/fleet/runs/r50",
+                remedy="use what `maskfleet launch` printed, such as local:///home/me/runs/r50, ssh://host1/fleet/runs/r50"
+                " or eks://kubeflow/r50",
             )
         path = unquote(parts.path)
-        return cls(parts.scheme, unquote(parts.netloc), path if parts.scheme in ("local", "ssh") else path.strip("/"))
+        if parts.scheme not in ("local", "ssh"):
+            root = "//" if path.endswith("//") else ""  # the root of the shared volume, for files
+            path = f"{path.strip('/')}{root}"
+        return cls(parts.scheme, unquote(parts.netloc), path)
 
 
 class JobState(StrEnum):

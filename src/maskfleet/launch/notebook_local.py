@@ -18,6 +18,7 @@ from pathlib import Path
 
 from maskfleet.errors import LaunchError
 from maskfleet.launch.forward import bound_socket
+from maskfleet.launch.leave import leaving_in_order
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 POLL_S = 0.2
@@ -76,6 +77,7 @@ def serve(run_dir: Path, *, port: int, on_ready: Callable[[LocalServers], None])
     with tempfile.TemporaryDirectory(prefix="maskfleet-notebook-") as logs:
         env = {**os.environ, "JUPYTER_TOKEN": servers.token, "LOGDIR": str(run_dir.resolve())}
         with (
+            leaving_in_order(),
             _child("JupyterLab", servers.jupyter, work, env, Path(logs)) as jupyter,
             _child("TensorBoard", servers.tensorboard, work, env, Path(logs)) as board,
         ):
