@@ -138,6 +138,17 @@ def test_a_context_that_the_kubeconfig_lacks_is_named(api: FakeKube) -> None:
         backend_of(handle).status(handle)
 
 
+@pytest.mark.parametrize(
+    "text", ["", "hello", "clusters: [", "[1, 2]", "clusters: 3", "{contexts: [{name: x}], current-context: x}", "\0"]
+)
+def test_a_damaged_kubeconfig_is_said_in_words(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config").write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    with pytest.raises(ApiError, match="no current context, or is damaged") as caught:
+        backend_of(HANDLE).status(HANDLE)
+    assert "KUBECONFIG" in caught.value.remedy
+
+
 def test_a_context_that_is_an_arn_survives_the_handle(api: FakeKube) -> None:
     filled(api, "done")
     text = str(JobHandle("eks", "arn:aws:eks:us-west-2:1:cluster/a@kubeflow", "r50"))

@@ -22,7 +22,7 @@ from maskfleet.config.launch import EksLaunch
 from maskfleet.config.load import load
 from maskfleet.config.recipes import recipe
 from maskfleet.deploy_files import deploy_path
-from maskfleet.errors import LaunchError
+from maskfleet.errors import ConfigError, LaunchError
 from maskfleet.launch.eks import EksBackend
 from maskfleet.launch.eks_values import values_text
 from maskfleet.launch.job import JobHandle, Rendered, job_for
@@ -108,10 +108,38 @@ def test_data_root_is_where_the_pods_see_it(root: str, launch: dict[str, str], t
     assert values.get("data_fs") == ("efs" if "data_claim" in launch else None)
 
 
-@pytest.mark.parametrize("root", ["/home/me/coco", "/fsxother/coco", "../coco", "a/../../b"])
+@pytest.mark.parametrize("root", ["/home/me/coco", "/fsxother/coco", "../coco", "a/../../b", "~/coco", "/fsx/../etc"])
 def test_data_that_no_pod_would_see_is_refused(root: str) -> None:
     with pytest.raises(LaunchError, match=r"data\.root"):
         rendered(replaced(recipe("standard"), {"data.root": root}))
+
+
+@pytest.mark.parametrize("field", ["train.weights", "model.backbone.weights"])
+def test_weights_of_this_machine_are_refused_and_those_of_volume_or_image_are_not(field: str, tmp_path: Path) -> None:
+    mine = tmp_path / "w.npz"
+    mine.touch()
+    for path in (str(mine), "~/w.npz"):
+        with pytest.raises(LaunchError, match=rf"{field} .*w.npz is a file of this machine") as refused:
+            rendered(replaced(recipe("standard"), {field: path}))
+        assert f"{field}=/fsx/" in refused.value.remedy
+    for path in ("/fsx/w.npz", "w.npz", "/opt/of-the-image/w.npz"):
+        rendered(replaced(recipe("standard"), {field: path}))
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (["--hosts", "a,b"], "launch on eks: hosts is no field of eks"),
+        (["--launch-set", "nod=1"], "nod is no field of eks; did you mean nodes?"),
+        (["--launch-set", "data_path=/efs"], "launch on eks: data_claim and data_path belong together"),
+        (["--launch-set", "shared_path=fsx"], "shared_path = 'fsx': it should match pattern"),
+        (["--on", "EKS"], "there is no place 'EKS': it is local, ssh, sagemaker, eks"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_named_in_words(option: list[str], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        CliRunner().invoke(app, ["launch", "--on", "eks", "--image", "i", *option, "--dry-run"], catch_exceptions=False)
+    assert words in refused.value.what
 
 
 def test_instances_without_gpus_train_with_one_rank_a_node() -> None:

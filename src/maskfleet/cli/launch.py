@@ -93,12 +93,13 @@ def launch_config(base: AnyLaunch | None, on: str | None, changes: dict[str, Any
     from pydantic import ValidationError
 
     from maskfleet.config.launch import LAUNCH_ADAPTER
+    from maskfleet.config.launch_errors import launch_problems
     from maskfleet.config.yaml import parse_value
     from maskfleet.errors import ConfigError
 
     data: dict[str, Any] = base.model_dump(mode="python") if base is not None and on in (None, base.on) else {}
     data["on"] = on or data.get("on", "local")
-    if {"hosts", "hosts_file", "stack"} & changes.keys():
+    if data["on"] == "ssh" and {"hosts", "hosts_file", "stack"} & changes.keys():
         data |= {"hosts": (), "hosts_file": None, "stack": None}
     data |= changes
     if data["on"] != "local":
@@ -111,10 +112,9 @@ def launch_config(base: AnyLaunch | None, on: str | None, changes: dict[str, Any
     try:
         return LAUNCH_ADAPTER.validate_python(data)
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors(include_url=False)]
         raise ConfigError(
-            f"launch on {data['on']}: " + "; ".join(problem.removeprefix(": ") for problem in problems),
-            remedy="`maskfleet launch --help` says which options belong to which place",
+            f"launch on {data['on']}: {'; '.join(launch_problems(error))}",
+            remedy="`maskfleet launch --help` says which options belong to which place, docs/config.md which fields",
         ) from None
 
 

@@ -14,6 +14,7 @@ from ruamel.yaml.comments import CommentedMap
 from maskfleet.config.base import replaced
 from maskfleet.config.fields import nearest, walk_fields
 from maskfleet.config.launch import LAUNCH_ADAPTER, EksLaunch, LocalLaunch, SageMakerLaunch, SshLaunch
+from maskfleet.config.launch_errors import launch_problems
 from maskfleet.config.legacy import is_legacy, translate
 from maskfleet.config.recipes import FASTER, RECIPES, recipe
 from maskfleet.config.run import RunConfig
@@ -144,10 +145,7 @@ def _launch_section(
 
 
 def _launch_error(error: ValidationError, file: Path | None) -> ConfigError:
-    lines = [
-        f"{file}: launch.{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-        for problem in error.errors(include_url=False)
-    ]
+    lines = [f"{file}: launch: {problem}" for problem in launch_problems(error)]
     return ConfigError("\n".join(lines), remedy="launch.on is local, ssh, sagemaker or eks; the fields depend on it")
 
 

@@ -45,7 +45,7 @@ def chart_values(job: JobSpec, launch: EksLaunch) -> dict[str, Any]:
     both = sorted({*values, "run_yaml"} & set(launch.chart_values))
     if both:
         raise LaunchError(
-            f"launch.chart_values sets {', '.join(both)}, which follow from the job",
+            f"launch.chart_values must not set {', '.join(both)}: that follows from the job",
             remedy="set the launch section's own field instead (docs/config.md), or leave it out",
         )
     return {**values, **launch.chart_values, "run_yaml": job.run_yaml}

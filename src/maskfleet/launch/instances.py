@@ -100,7 +100,8 @@ def with_overrides(file: Path, known: Mapping[str, Instance] = INSTANCES) -> dic
     try:
         rows = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise LaunchError(f"cannot read {file}: {error}", remedy="see docs/launch.md for the form") from error
+        words = error.strerror if isinstance(error, OSError) else error
+        raise LaunchError(f"cannot read {file}: {words}", remedy="see docs/launch.md for the form") from error
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
         raise LaunchError(f"{file} is not a JSON object of instance types", remedy="see docs/launch.md for the form")
     result = dict(known)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -170,11 +171,13 @@ def job_for(run: RunConfig, launch: AnyLaunch, *, slots: tuple[int, ...], name: 
 
 def with_data_in_pods(run: RunConfig, launch: EksLaunch) -> RunConfig:
     """`run` with data.root where the pods see it: a relative one is on the data volume."""
-    root, mounts = run.data.root, (launch.shared_path, launch.data_mount)
-    if root.startswith("/"):
-        if not any(f"{root.rstrip('/')}/".startswith(f"{mount}/") for mount in mounts):
+    _refuse_file_of_this_machine("train.weights", run.train.weights, launch)
+    _refuse_file_of_this_machine("model.backbone.weights", run.model.backbone.weights, launch)
+    root = run.data.root
+    if root.startswith(("/", "~")):
+        if not _is_mounted(root, launch):
             raise LaunchError(
-                f"data.root {root} is on no volume that the pods mount: they see {' and '.join(sorted(set(mounts)))}",
+                f"data.root {root} is on no volume that the pods mount: they see {_mounts(launch)}",
                 remedy=f"stage the data there (docs/eks.md) and set data.root={launch.data_mount}/…, or leave it out",
             )
         return run
@@ -182,3 +185,23 @@ def with_data_in_pods(run: RunConfig, launch: EksLaunch) -> RunConfig:
     if folder == ".." or folder.startswith("../"):
         raise LaunchError(f"data.root {root} is outside of the data volume", remedy="name a folder on the volume")
     return replaced(run, {"data.root": posixpath.join(launch.data_mount, folder)})
+
+
+def _refuse_file_of_this_machine(field: str, path: str | None, launch: EksLaunch) -> None:
+    """Files of the image, and what is relative to data.root, are the pods' affair."""
+    if path is None or not path.startswith(("/", "~")) or _is_mounted(path, launch):
+        return
+    if path.startswith("~") or Path(path).exists():
+        raise LaunchError(
+            f"{field} {path} is a file of this machine, and the pods see only {_mounts(launch)}",
+            remedy=f"copy it there (docs/eks.md, Files) and set {field}={launch.data_mount}/…",
+        )
+
+
+def _is_mounted(path: str, launch: EksLaunch) -> bool:
+    whole = f"{posixpath.normpath(path)}/"
+    return any(whole.startswith(f"{mount}/") for mount in (launch.shared_path, launch.data_mount))
+
+
+def _mounts(launch: EksLaunch) -> str:
+    return " and ".join(sorted({launch.shared_path, launch.data_mount}))

@@ -168,6 +168,7 @@ class _KeyFolder:
 async def _connected(context: str | None, namespace: str) -> Any:
     try:
         import kr8s.asyncio
+        from yaml import YAMLError  # type: ignore[import-untyped]  # kr8s brings it
     except ImportError as error:
         raise LaunchError("kr8s is not installed here", remedy="pip install 'maskfleet[k8s]'") from error
     with warnings.catch_warnings():
@@ -175,11 +176,14 @@ async def _connected(context: str | None, namespace: str) -> Any:
         try:
             async with translated():
                 return await kr8s.asyncio.api(context=context, namespace=namespace)
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, YAMLError) as error:
+            # kr8s says in words what it misses; all else is what Python makes of a file of another shape.
+            words = str(error) if type(error) is ValueError else "it has no current context, or is damaged"
             raise ApiError(
-                f"the kubeconfig does not name a cluster: {error}",
+                f"the kubeconfig does not name a cluster: {words}",
                 status=0,
-                remedy="run `aws eks update-kubeconfig --name CLUSTER`, or name a context with launch.context",
+                remedy="run `aws eks update-kubeconfig --name CLUSTER`, or name a context with --context; the file is"
+                " what KUBECONFIG says, or ~/.kube/config",
             ) from error
 
 

@@ -119,7 +119,10 @@ def parse_host(text: str, default: int, *, where: str) -> Host:
     """`host`, `host slots=8` or `host=8`; `user@` and `:port` may be part of it."""
     match = re.fullmatch(r"(\S+?)(?:\s+slots=(\d+)|=(\d+))?", text)
     if match is None or not _ADDRESS.fullmatch(match[1]):
-        raise LaunchError(f"{where}: {text!r} is not a host", remedy="write `host slots=8`, one a line")
+        raise LaunchError(
+            f"{where}: {text!r} is not a host",
+            remedy="write --hosts one,two=8, or in a file `host slots=8`, one a line",
+        )
     slots = int(match[2] or match[3] or default)
     if not 1 <= slots <= 1024:
         raise LaunchError(f"{where}: {match[1]} has {slots} slots", remedy="a host has at least one slot: one a GPU")

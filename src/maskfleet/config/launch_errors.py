@@ -1,0 +1,38 @@
+"""What is wrong with a launch section, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from maskfleet.config.fields import nearest
+from maskfleet.config.launch import EksLaunch, LocalLaunch, SageMakerLaunch, SshLaunch
+
+_FIELDS = {
+    "local": LocalLaunch.model_fields,
+    "ssh": SshLaunch.model_fields,
+    "sagemaker": SageMakerLaunch.model_fields,
+    "eks": EksLaunch.model_fields,
+}
+
+
+def launch_problems(error: ValidationError) -> list[str]:
+    """One line for each thing that `error` found."""
+    return [_problem(one) for one in error.errors(include_url=False)]
+
+
+def _problem(one: Any) -> str:
+    place, *path = map(str, one["loc"] or ("",))
+    field = ".".join(path)
+    match one["type"]:
+        case "extra_forbidden":
+            near = nearest(field, _FIELDS.get(place, ()))
+            return f"{field} is no field of {place}{f'; did you mean {near}?' if near else ''}"
+        case "union_tag_invalid":
+            return f"there is no place {one['ctx']['tag']!r}: it is {', '.join(_FIELDS)}"
+        case "value_error":
+            return str(one["msg"]).removeprefix("Value error, ")
+        case _:
+            message = str(one["msg"]).replace("Input should", "it should").replace("String should", "it should")
+            return f"{field or 'launch'} = {one['input']!r}: {message}"
