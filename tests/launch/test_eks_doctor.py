@@ -13,6 +13,7 @@ from eks_world import fit_cluster
 from fake_kube import FakeKube
 from typer.testing import CliRunner
 
+from maskfleet.cli.doctor import _print_table
 from maskfleet.cli.main import app
 from maskfleet.config.launch import EksLaunch
 from maskfleet.launch.doctor import Finding, Verdict
@@ -110,3 +111,19 @@ def test_the_command_prints_json_and_ends_with_1_when_something_fails(api: FakeK
 @pytest.mark.parametrize(("text", "value"), [("8", 8), ("500m", Decimal("0.5")), ("2k", 2000), ("1Gi", 2**30)])
 def test_quantities_are_read_as_kubernetes_writes_them(text: str, value: Any) -> None:
     assert amount(text) == value
+
+
+def test_namespace_context_and_instance_are_chosen_as_for_a_launch(api: FakeKube) -> None:
+    chosen = ["--namespace", "elsewhere", "--context", "fake", "--nodes", "3", "--instance", "g5.xlarge"]
+    done = CliRunner().invoke(app, ["doctor", "--on", "eks", *chosen, "--json"])
+    found = {one["name"]: one for one in json.loads(done.stdout)}
+    assert found["namespace"]["remedy"].endswith("kubectl create namespace elsewhere")
+    assert found["nodes g5.xlarge"]["found"].startswith("0 of 3")
+    unknown = CliRunner().invoke(app, ["doctor", "--on", "eks", "--context", "nowhere", "--json"])
+    assert "No such context nowhere" in json.loads(unknown.stdout)[1]["found"]
+
+
+def test_a_long_path_in_the_table_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    path = "/opt/" + "deep/" * 20 + "helm"
+    _print_table(("", "what", "found", "remedy"), [("ok", "helm", path, "")])
+    assert path in "".join(capsys.readouterr().out.split())

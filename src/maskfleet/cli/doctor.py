@@ -26,6 +26,10 @@ def doctor(
     ] = None,
     hosts_file: Annotated[Path | None, typer.Option(help="ssh: file with `host slots=8` lines.")] = None,
     stack: Annotated[str | None, typer.Option(help="ssh: CloudFormation stack whose instances are the hosts.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="eks: machines that a launch would ask for.")] = None,
+    instance: Annotated[str | None, typer.Option(help="eks: instance type of the machines.")] = None,
+    namespace: Annotated[str | None, typer.Option(help="eks: Kubernetes namespace. Default: kubeflow.")] = None,
+    context: Annotated[str | None, typer.Option(help="eks: kubectl context. Default: the current one.")] = None,
     launch_set: Annotated[
         list[str] | None,
         typer.Option("--launch-set", metavar="FIELD=VALUE", help="ssh, eks: change a field of the launch section."),
@@ -34,18 +38,22 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Check this machine, or with --on ssh or eks a whole cluster: what fits, what does not, and what to do."""
-    if on == "ssh":
-        changes: dict[str, Any] = {"hosts": tuple(hosts.split(",")) if hosts else None}
-        changes |= {"stack": stack}
-        changes |= {"hosts_file": str(hosts_file) if hosts_file else None, "accept_new_host_keys": accept_new or None}
-        _cluster(
-            config, {name: value for name, value in changes.items() if value is not None}, launch_set or [], as_json
-        )
-    if on == "eks":
-        _cluster(config, {}, launch_set or [], as_json, on="eks")
-    if on != "local":
+    if on not in ("local", "ssh", "eks"):
         raise ConfigError(f"there is no doctor for {on!r}", remedy="use --on local, --on ssh or --on eks")
-    _machine(folder, as_json)
+    if on == "local":
+        _machine(folder, as_json)
+    changes: dict[str, Any] = {
+        "hosts": tuple(hosts.split(",")) if hosts else None,
+        "hosts_file": str(hosts_file) if hosts_file else None,
+        "stack": stack,
+        "accept_new_host_keys": accept_new or None,
+        "nodes": nodes,
+        "instance": instance,
+        "namespace": namespace,
+        "context": context,
+    }
+    given = {name: value for name, value in changes.items() if value is not None}
+    _cluster(config, given, launch_set or [], as_json, on=on)
 
 
 def _machine(folder: Path, as_json: bool) -> None:
@@ -64,7 +72,7 @@ def _machine(folder: Path, as_json: bool) -> None:
     raise typer.Exit(1 if failed else 0)
 
 
-def _cluster(config: Path | None, changes: dict[str, Any], sets: list[str], as_json: bool, *, on: str = "ssh") -> None:
+def _cluster(config: Path | None, changes: dict[str, Any], sets: list[str], as_json: bool, *, on: str) -> None:
     from maskfleet.cli.launch import launch_config
     from maskfleet.config.launch import EksLaunch, SshLaunch
     from maskfleet.config.load import resolve
@@ -96,7 +104,9 @@ def _print_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None
     from rich.table import Table
 
     marks = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[bold red]fail[/]"}
-    table = Table(*head, box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in head:
+        table.add_column(title, overflow="fold")  # a path that is cut cannot be copied
     for verdict, *cells in rows:
         table.add_row(marks[verdict], *(escape(cell) for cell in cells))
     out.print(table)

@@ -60,8 +60,17 @@ def explain(handle: HandleArgument) -> None:
 def cancel(handle: HandleArgument) -> None:
     """Stop a job; it saves first. Cancelling twice, or what has ended, does no harm."""
     from maskfleet.launch.backend import backend_of
-    from maskfleet.launch.job import JobHandle
+    from maskfleet.launch.job import JobHandle, JobState
 
     parsed = JobHandle.parse(handle)
-    backend_of(parsed).cancel(parsed)
-    out.print("cancelled", markup=False)
+    backend = backend_of(parsed)
+    backend.cancel(parsed)
+    found = backend.status(parsed)
+    match found.state:
+        case JobState.UNKNOWN:
+            words = f"nothing to cancel: {found.detail}"
+        case JobState.DONE | JobState.FAILED | JobState.LOST:
+            words = f"nothing to cancel: it is {found.state}"
+        case _:
+            words = "cancelled"
+    out.print(words, markup=False)
