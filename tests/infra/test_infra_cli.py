@@ -40,6 +40,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_plan_ends_with_2_only_if_asked_and_something_changes(stage: Any, made: Any, run: Any) -> None:
     assert run(stage, "plan", "eks", *GIVEN).exit_code == 0
     assert run(stage, "plan", "eks", "--detailed-exitcode").exit_code == 2
+    assert "nothing is made yet" in run(stage, "outputs", "eks").stderr
     done = run(made, "plan", "eks", "--detailed-exitcode")
     assert done.exit_code == 0
     assert "aws: no change" in done.stderr

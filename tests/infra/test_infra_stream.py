@@ -163,6 +163,12 @@ COMPLAINTS = [
     ("No value for required variable", 'The root module input variable "region" is not set', "--var NAME=VALUE"),
     ("Saved plan is stale", "The given plan file can no longer be applied", "run the command again"),  # *
     ("x", 'Post "https://sts.us-west-2.amazonaws.com/": dial tcp 1.2.3.4:443: i/o timeout', "check network and region"),
+    (  # *
+        "validating provider credentials",
+        "retrieving caller identity from STS: operation error STS: GetCallerIdentity, exceeded maximum number of"
+        ' attempts, 5, send failed, Post "http://127.0.0.1:1/": dial tcp 127.0.0.1:1: connect: connection refused',
+        "AWS cannot be reached",
+    ),
     ("x", 'Get "https://AB.gr7.us-west-2.eks.amazonaws.com/api": dial tcp: i/o timeout', "public_access_cidrs"),
     ("Kubernetes cluster unreachable", "Get https://x/version: dial tcp 10.0.0.1:443: i/o timeout", "VPN"),
     ("x", "dial tcp: lookup sts.us-west-2.amazonaws.com: no such host", "check network and region"),  # *

@@ -91,9 +91,9 @@ _KNOWN = (
         "terraform -chdir={folder} init -migrate-state",
     ),
     _Known(
-        r"//(?:sts|ec2|iam|s3|eks|kms|fsx|elasticfilesystem)\.(?:[a-z0-9-]+\.)?amazonaws\.com.{0,200}"
-        r"(?:no such host|timeout|refused|unreachable)",
-        "AWS cannot be reached: check network and region",
+        r"(?://(?:sts|ec2|iam|s3|eks|kms|fsx|elasticfilesystem)\.(?:[a-z0-9-]+\.)?amazonaws\.com.{0,200}"
+        r"|operation error [\w ]+: \w+, .{0,400})(?:no such host|timeout|refused|unreachable)",
+        "AWS cannot be reached: check network and region, and AWS_ENDPOINT_URL if it is set",
     ),
     _Known(
         r"Kubernetes cluster unreachable|connect: connection refused|i/o timeout|TLS handshake timeout",

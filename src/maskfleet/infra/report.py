@@ -79,7 +79,9 @@ def outputs(session: Session) -> dict[str, Any]:
     for state in (base, session.state(session.addons)):
         for name, output in state.outputs.items():
             merged[name] = MASKED if output.sensitive else output.value
-    if merged and not session.has_cluster(base):
+    if not merged:
+        session.view.say(f"nothing is made yet: maskfleet infra up {session.place.name} makes it")
+    elif not session.has_cluster(base):
         session.view.say("there is no cluster now: what is said of it is of the one before")
     return merged
 
