@@ -164,6 +164,9 @@ def test_whoever_ends_the_command_ends_the_pod(told: signal.Signals, api: FakeKu
     with (api.root / "logs" / "r50" / "huge").open("wb") as file:
         file.truncate(20 * 2**30)
     argv = [sys.executable, "-m", "maskfleet", "fetch", HANDLE, str(tmp_path / "here")]
+    # In the background of a script Ctrl-C does nothing, and under nohup a closed terminal.
+    ctrl_c = "--default-signal=INT" if told is signal.SIGINT else "--ignore-signal=INT"
+    argv = ["env", ctrl_c, "--default-signal=HUP", *argv]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 30
     while not list(tmp_path.glob("here/huge*")):

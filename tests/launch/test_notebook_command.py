@@ -284,7 +284,8 @@ def test_a_notebook_whose_terminal_closes_leaves_no_server_behind(told: signal.S
         "it.servers_for = lambda *_, **__: two;"
         f"it.serve(Path(sys.argv[1]), port={free_port()}, on_ready=lambda _: print('up', flush=True))"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)
+    argv = ["env", "--ignore-signal=INT", "--default-signal=HUP", sys.executable, "-c", code, str(tmp_path)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
     assert sleepers(tmp_path) == 2
@@ -331,8 +332,8 @@ def test_local_servers_start_ask_for_the_token_and_end_together(tmp_path: Path) 
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
     finally:
-        process.kill()
-        process.wait()
+        process.terminate()  # and with it its servers, whatever failed
+        process.wait(60)
     for place in (lab, board):
         with pytest.raises(urllib.error.URLError):
             urllib.request.urlopen(place, timeout=5)

@@ -19,7 +19,6 @@ def leaving_in_order() -> Iterator[None]:
         return
     before = {one: signal.getsignal(one) for one in _TOLD}
     taken = [one for one, handler in before.items() if handler == signal.SIG_DFL]  # nohup stays nohup
-
     told: list[int] = []
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -29,6 +28,9 @@ def leaving_in_order() -> Iterator[None]:
 
     for one in taken:
         signal.signal(one, leave)
+    interrupt = signal.getsignal(signal.SIGINT)
+    if interrupt == signal.SIG_IGN:  # as in the background of a script: then nothing could be unwound
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
@@ -38,3 +40,4 @@ def leaving_in_order() -> Iterator[None]:
     finally:
         for one in taken:
             signal.signal(one, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, interrupt)
