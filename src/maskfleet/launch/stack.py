@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from maskfleet.errors import LaunchError
@@ -23,9 +23,12 @@ def hosts_of_stack(name: str, *, region: str | None, known: Mapping[str, Instanc
     """
     with _aws_errors(name):
         session = _session(region)
-        groups, instances = _resources(session.client("cloudformation"), name)
-        wanted, members = _members(session.client("autoscaling"), groups)
-        found = _running(session.client("ec2"), [*instances, *members])
+        with closing(session.client("cloudformation")) as client:
+            groups, instances = _resources(client, name)
+        with closing(session.client("autoscaling")) as client:
+            wanted, members = _members(client, groups)
+        with closing(session.client("ec2")) as client:
+            found = _running(client, [*instances, *members])
     if not found:
         raise LaunchError(
             f"stack {name} has no running instance", remedy="start its instances, or wait until its group has made them"
