@@ -17,20 +17,33 @@ MAY_IMPORT: dict[str, set[str]] = {
     "log": {"errors"},
     "config": {"errors", "log"},
     "deploy_files": {"errors"},
+    "aws": {"errors"},
     "batch": {"errors"},
     "ops": {"errors", "log", "batch"},
     "viz": {"errors"},
     "doctor": {"errors"},
     "rle": {"errors"},
     "model": {"errors", "log", "config", "batch", "ops"},
-    "data": {"errors", "log", "config", "batch", "ops", "rle", "viz"},
+    "data": {"errors", "aws", "log", "config", "batch", "ops", "rle", "viz"},
     "evaluation": {"errors", "log", "config", "batch", "ops", "rle", "model", "data", "viz"},
     "training": {"errors", "log", "config", "batch", "ops", "rle", "model", "data", "evaluation", "viz"},
     "serve": {"errors", "log", "config", "batch", "ops", "rle", "model", "data", "evaluation", "viz"},
-    "launch": {"errors", "log", "config", "deploy_files"},
+    "launch": {"errors", "aws", "doctor", "log", "config", "deploy_files"},
     "infra": {"errors", "log", "config", "deploy_files"},
 }
-NO_TORCH = {"__init__", "__main__", "errors", "log", "config", "launch", "infra", "cli", "doctor", "deploy_files"}
+NO_TORCH = {
+    "__init__",
+    "__main__",
+    "errors",
+    "log",
+    "config",
+    "launch",
+    "infra",
+    "cli",
+    "doctor",
+    "deploy_files",
+    "aws",
+}
 
 
 def room_of(path: Path) -> str:

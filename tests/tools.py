@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -37,3 +40,22 @@ def try_tool(
     return subprocess.run(
         command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=300
     )
+
+
+@contextmanager
+def moto_server(log: Path) -> Iterator[str]:
+    """The address of a moto server on loopback, ended with the block."""
+    with (
+        log.open("w") as file,
+        subprocess.Popen([tool("moto_server"), "-H", "127.0.0.1", "-p", "0"], stdout=file, stderr=file) as process,
+    ):
+        try:
+            for _ in range(600):
+                found = re.search(r"Running on (http://127\.0\.0\.1:\d+)", log.read_text())
+                if found or process.poll() is not None:
+                    break
+                threading.Event().wait(0.05)
+            assert found, log.read_text()
+            yield found.group(1)
+        finally:
+            process.terminate()

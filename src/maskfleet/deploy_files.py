@@ -1,4 +1,4 @@
-"""Where the files of `deploy/` are: charts, Terraform and CloudFormation that also work without Python."""
+"""Where the files that are no Python are: `deploy/` with charts and Terraform, which also work alone, and notebooks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ _PACKAGE = Path(__file__).resolve().parent
 
 def deploy_path(*parts: str) -> Path:
     """A file or folder under `deploy/`: of the checkout where there is one, else of the installed package."""
-    for root in (_PACKAGE.parent.parent / "deploy", _PACKAGE / "deploy"):
-        if root.is_dir():
-            found = root.joinpath(*parts)
-            if found.exists():
-                return found
-            raise MaskfleetError(f"{found} is missing", remedy="install maskfleet again; its files are not complete")
-    raise MaskfleetError("the deploy folder is missing", remedy="install maskfleet again; its files are not complete")
+    return _shipped("deploy", *parts)
+
+
+def notebooks_path() -> Path:
+    """The folder of notebooks, found likewise."""
+    return _shipped("notebooks")
+
+
+def _shipped(folder: str, *parts: str) -> Path:
+    for root in (_PACKAGE.parent.parent / folder, _PACKAGE / folder):
+        found = root.joinpath(*parts)
+        if found.exists():
+            return found
+    name = "/".join((folder, *parts))
+    raise MaskfleetError(f"{name} is missing", remedy="install maskfleet again; its files are not complete")

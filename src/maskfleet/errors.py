@@ -5,7 +5,8 @@ MaskfleetError            every error meant for people; the command line prints 
 ├── DataError             images or annotations are missing, broken or inconsistent
 ├── WeightsError          a weights file cannot be read or does not fit the model
 ├── TrainingError         a run cannot start, go on or be resumed
-└── LaunchError           a job cannot be sent, found or followed
+├── LaunchError           a job cannot be sent, found or followed
+└── InfraError            infrastructure cannot be planned, made, read or removed
 """
 
 
@@ -41,3 +42,7 @@ class TrainingError(MaskfleetError):
 
 class LaunchError(MaskfleetError):
     """A job cannot be sent, found or followed."""
+
+
+class InfraError(MaskfleetError):
+    """Infrastructure cannot be planned, made, read or removed."""

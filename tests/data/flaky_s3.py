@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import http.client
-import re
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
-
-from tools import tool
 
 
 @dataclass(frozen=True)
@@ -67,25 +62,6 @@ class FlakyS3:
 
     def puts(self) -> list[str]:
         return [request.path for request in self.requests if request.method == "PUT"]
-
-
-@contextmanager
-def moto_server(log: Path) -> Iterator[str]:
-    """The address of a moto server on loopback, ended with the block."""
-    with (
-        log.open("w") as file,
-        subprocess.Popen([tool("moto_server"), "-H", "127.0.0.1", "-p", "0"], stdout=file, stderr=file) as process,
-    ):
-        try:
-            for _ in range(600):
-                found = re.search(r"Running on (http://127\.0\.0\.1:\d+)", log.read_text())
-                if found or process.poll() is not None:
-                    break
-                threading.Event().wait(0.05)
-            assert found, log.read_text()
-            yield found.group(1)
-        finally:
-            process.terminate()
 
 
 @contextmanager

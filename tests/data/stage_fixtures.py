@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from flaky_s3 import FlakyS3, flaky_s3, moto_server
+from flaky_s3 import FlakyS3, flaky_s3
 from stage_server import client_of, direct
+
+from tools import moto_server
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from flaky_s3 import Answer, Cut, FlakyS3, Request, Spoil
 from stage_server import bring, direct, files_in, numbered, put, write
 
 from maskfleet.data import stage_s3
-from maskfleet.errors import DataError
+from maskfleet.errors import DataError, MaskfleetError
 
 pytest_plugins = ("stage_fixtures",)
 
@@ -148,8 +148,17 @@ def test_no_credentials(s3: FlakyS3, tmp_path: Path, monkeypatch: pytest.MonkeyP
         bring("s3://coco-data/sets/coco", tmp_path / "efs")
     assert "aws sso login" in caught.value.remedy
     monkeypatch.setenv("AWS_PROFILE", "nobody")
-    with pytest.raises(DataError, match="nobody"):
+    with pytest.raises(MaskfleetError, match="nobody"):
         bring("s3://coco-data/sets/coco", tmp_path / "efs")
+
+
+def test_the_region_that_the_chart_sets_is_the_one_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    client = stage_s3._client(1)
+    try:
+        assert client.meta.region_name == "eu-central-1"
+    finally:
+        client.close()
 
 
 def test_nothing_answers(s3: FlakyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

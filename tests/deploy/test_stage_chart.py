@@ -17,7 +17,7 @@ from maskfleet.deploy_files import deploy_path
 
 boto3 = pytest.importorskip("boto3", reason="boto3 is not here: pip install 'maskfleet[aws]'")
 
-from flaky_s3 import moto_server  # noqa: E402
+from tools import moto_server  # noqa: E402
 
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/maskfleet-train:0.1.0@sha256:" + "ab" * 32
 NEEDED = {"image": IMAGE, "s3_bucket": "my-bucket"}

@@ -9,13 +9,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
-from flaky_s3 import moto_server
 from hcl_schema import read_root
 from iam_documents import listed, statements
 from terraform_aws import ROOT, operator_policy, ready_copy
 from terraform_schema import extract
 
-from tools import run_tool, tool, try_tool
+from tools import moto_server, run_tool, tool, try_tool
 
 SCHEMAS = Path(__file__).parent / "schemas"
 VARIABLES = {

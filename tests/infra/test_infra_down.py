@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from maskfleet.errors import InfraError
 from maskfleet.infra import leftovers, make
-from maskfleet.infra.error import InfraError
 from maskfleet.infra.remove import Wishes, down
 from maskfleet.infra.report import status
 

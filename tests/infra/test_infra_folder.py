@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from maskfleet.errors import ConfigError
-from maskfleet.infra.error import InfraError
+from maskfleet.errors import ConfigError, InfraError
 from maskfleet.infra.settings import declared, from_options, outputs_declared, parse_value, read_var_file, required
 from maskfleet.infra.terraform import Program, find_terraform
 from maskfleet.infra.workdir import WorkFolder

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flaky_s3 import moto_server
+from terraform_aws import provider_mirror
 
 from maskfleet.deploy_files import deploy_path
 from maskfleet.infra import make
@@ -18,10 +17,9 @@ from maskfleet.infra.place import DATA, GUARDS, eks
 from maskfleet.infra.remove import Wishes, down
 from maskfleet.infra.settings import declared, outputs_declared, required
 from maskfleet.infra.state import Resource, State, split_kept
-from tools import tool
+from tools import moto_server, tool
 
 AWS, ADDONS = deploy_path("terraform", "eks", "aws"), deploy_path("terraform", "eks", "addons")
-PLUGIN_FOLDERS = ("/usr/share/terraform/plugins", "/usr/local/share/terraform/plugins", "~/.terraform.d/plugins")
 
 
 def test_the_outputs_of_the_first_root_feed_all_that_the_second_requires() -> None:
@@ -84,18 +82,10 @@ def test_a_half_made_cluster_is_reached_by_its_own_entry() -> None:
     assert access_of(State(resources=(empty,))) is None
 
 
-def mirror() -> Path:
-    """A folder with the AWS provider, laid out as Terraform wants a mirror; a skip where there is none."""
-    for folder in filter(None, (os.environ.get("TF_PLUGIN_MIRROR"), *PLUGIN_FOLDERS)):
-        if list(Path(folder).expanduser().glob("*/hashicorp/aws/**/terraform-provider-aws*")):
-            return Path(folder).expanduser()
-    pytest.skip(f"no AWS provider in TF_PLUGIN_MIRROR or {', '.join(PLUGIN_FOLDERS)}: the real root is not planned")
-
-
 @pytest.fixture
 def on_moto(stage: Any, tmp_path: Path) -> Iterator[Any]:
     """A stage with the shipped roots, for which moto is AWS."""
-    plugins = mirror()
+    plugins = provider_mirror()
     tool("moto_server")
     config = tmp_path / "terraformrc"
     config.write_text(f'provider_installation {{\n  filesystem_mirror {{\n    path = "{plugins}"\n  }}\n}}\n')

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flaky_s3 import moto_server
 
+from maskfleet.errors import InfraError
 from maskfleet.infra import make
-from maskfleet.infra.error import InfraError
 from maskfleet.infra.remove import Wishes, down
 from maskfleet.infra.report import outputs
 from maskfleet.infra.session import Options, read_session
-from tools import tool
+from tools import moto_server, tool
 
 boto3 = pytest.importorskip("boto3", reason="boto3 is not here: pip install 'maskfleet[aws]'")
 

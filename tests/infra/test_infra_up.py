@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from maskfleet.errors import InfraError
 from maskfleet.infra import make
-from maskfleet.infra.error import InfraError
 from maskfleet.infra.report import outputs, status
 from maskfleet.infra.settings import VARIABLES_FILE
 

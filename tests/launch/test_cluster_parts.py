@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from maskfleet.config.launch import SshLaunch
 from maskfleet.config.recipes import recipe
-from maskfleet.launch.doctor import Facts, Verdict, judge_host, judge_together
+from maskfleet.doctor import Verdict
+from maskfleet.launch.doctor import Facts, judge_host, judge_together
 from maskfleet.launch.job import JobState, job_for
 from maskfleet.launch.jobdir import Beat, Endpoint, Host, Job, JobFolder
 from maskfleet.launch.peers import GRACE_S, LOST_S, Peers

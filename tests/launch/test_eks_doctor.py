@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from maskfleet.cli.doctor import _print_table
 from maskfleet.cli.main import app
 from maskfleet.config.launch import EksLaunch
-from maskfleet.launch.doctor import Finding, Verdict
+from maskfleet.doctor import Verdict
+from maskfleet.launch.doctor import Finding
 from maskfleet.launch.eks_doctor import amount, examine_eks
 
 LAUNCH = EksLaunch(nodes=2, instance="p4d.24xlarge")

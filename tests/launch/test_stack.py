@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flaky_s3 import moto_server
 
 from maskfleet.config.launch import SshLaunch
 from maskfleet.errors import LaunchError
 from maskfleet.launch.instances import INSTANCES
 from maskfleet.launch.slots import slots_for
 from maskfleet.launch.stack import _address, hosts_of_stack
-from tools import ROOT
+from tools import ROOT, moto_server
 
 boto3 = pytest.importorskip("boto3")
 NUMBERS = itertools.count()

@@ -76,7 +76,8 @@ def _cluster(config: Path | None, changes: dict[str, Any], sets: list[str], as_j
     from maskfleet.cli.launch import launch_config
     from maskfleet.config.launch import EksLaunch, SshLaunch
     from maskfleet.config.load import resolve
-    from maskfleet.launch.doctor import Verdict, examine_cluster
+    from maskfleet.doctor import Verdict
+    from maskfleet.launch.doctor import examine_cluster
 
     resolved = resolve(file=config) if config is not None else None
     target = launch_config(resolved.launch if resolved else None, on, changes, sets)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from maskfleet.aws import aws_session
 from maskfleet.data.stage_folder import CHUNK_BYTES
 from maskfleet.data.stage_manifest import MANIFEST, FileProblem, Item, Record, is_own_file, line_of, records_of
 from maskfleet.data.stage_s3_errors import code_of, s3_error, s3_errors
@@ -213,11 +214,8 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def _client(workers: int) -> Any:
-    try:
-        import boto3
-        from botocore.config import Config
-    except ModuleNotFoundError as error:
-        raise DataError(f"S3 needs the Python package {error.name}", remedy="pip install 'maskfleet[aws]'") from error
+    session = aws_session("places in S3")
+    from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 
     config = Config(
@@ -228,6 +226,6 @@ def _client(workers: int) -> Any:
         user_agent_extra="maskfleet-stage",
     )
     try:
-        return boto3.session.Session().client("s3", config=config)
+        return session.client("s3", config=config)
     except (BotoCoreError, ValueError) as error:
         raise s3_error(error, "S3", "reach") from error

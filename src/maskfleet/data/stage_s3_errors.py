@@ -57,8 +57,6 @@ def s3_error(error: Exception, where: str, verb: str) -> DataError:
         return DataError(f"no AWS credentials to {verb} {where} with", remedy=_CREDENTIALS)
     if name in ("UnauthorizedSSOTokenError", "SSOTokenLoadError", "LoginRefreshRequired"):
         return DataError("the AWS login has expired", remedy=_CREDENTIALS)
-    if name == "ProfileNotFound":
-        return DataError(str(error), remedy="set AWS_PROFILE to a profile of ~/.aws/config, or unset it")
     if name in ("EndpointConnectionError", "ConnectTimeoutError", "ConnectionClosedError", "ReadTimeoutError"):
         return DataError(
             f"cannot reach S3 to {verb} {where}: {error}",

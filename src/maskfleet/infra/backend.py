@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from maskfleet.infra.error import InfraError
+from maskfleet.errors import InfraError
 from maskfleet.infra.files import read_json, write_json
 from maskfleet.infra.terraform import MINIMUM_FOR_S3_LOCK, Program
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from maskfleet.infra.error import InfraError
+from maskfleet.errors import InfraError
 from maskfleet.infra.events import Diagnostic
 
 SHOWN = 5

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from maskfleet.infra.error import InfraError
+from maskfleet.errors import InfraError
 
 
 def write_private(path: Path, text: str) -> None:

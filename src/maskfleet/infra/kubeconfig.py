@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from maskfleet.infra.error import InfraError
+from maskfleet.errors import InfraError
 from maskfleet.infra.state import State
 
 NEEDED = ("cluster_id", "cluster_endpoint", "cluster_ca", "region")

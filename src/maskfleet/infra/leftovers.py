@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from maskfleet.errors import InfraError
 from maskfleet.infra.cluster import Cluster
-from maskfleet.infra.error import InfraError
 
 OURS = "app.kubernetes.io/name in (maskfleet-train,maskfleet-notebook,maskfleet-stage-data)"
 EBS_DRIVER = "ebs.csi.aws.com"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from maskfleet.infra.error import InfraError
+from maskfleet.errors import InfraError
 from maskfleet.infra.journal import recorded
 from maskfleet.infra.progress import Change, Progress
 from maskfleet.infra.session import Session

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from maskfleet.errors import InfraError
 from maskfleet.infra.cluster import Cluster
-from maskfleet.infra.error import InfraError
 from maskfleet.infra.files import write_json
 from maskfleet.infra.journal import recorded
 from maskfleet.infra.kubeconfig import access_of, kubeconfig_of

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from maskfleet.infra.error import InfraError
+from maskfleet.errors import InfraError
 from maskfleet.infra.journal import entry, fingerprint
 from maskfleet.infra.kubeconfig import access_of
 from maskfleet.infra.remove import cluster_of

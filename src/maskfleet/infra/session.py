@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from maskfleet.errors import InfraError
 from maskfleet.infra import settings as variables
 from maskfleet.infra.backend import Backend, backend_from, check_change, write_backend
-from maskfleet.infra.error import InfraError
 from maskfleet.infra.files import read_json, write_json
 from maskfleet.infra.place import Place
 from maskfleet.infra.state import Resource, State, is_named

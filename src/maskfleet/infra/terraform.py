@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from maskfleet.errors import InfraError
 from maskfleet.infra.diagnose import diagnostics_in_text, error_of
-from maskfleet.infra.error import InfraError, interrupted
 from maskfleet.infra.events import parse_event
 from maskfleet.infra.process import Finished, capture, stream
 from maskfleet.infra.progress import Progress
@@ -176,3 +176,10 @@ class Root:
 
     def _env(self) -> dict[str, str]:
         return quiet(self.env)
+
+
+def interrupted(what: str, *, remedy: str) -> InfraError:
+    """The error that ends a command which the user stopped; its exit code is the one of Ctrl-C."""
+    error = InfraError(what, remedy=remedy)
+    error.exit_code = 130
+    return error

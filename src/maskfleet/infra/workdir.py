@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from maskfleet.infra.error import InfraError
+from maskfleet.errors import InfraError
 from maskfleet.infra.files import checksum, read_json, write_json
 from maskfleet.infra.place import Place
 

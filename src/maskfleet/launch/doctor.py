@@ -10,10 +10,10 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from maskfleet.config.launch import SshLaunch
+from maskfleet.doctor import Verdict
 from maskfleet.errors import LaunchError
 from maskfleet.launch import probe
 from maskfleet.launch.connect import Ask, Connection, ask_on_terminal, connect, parts_of
@@ -26,14 +26,6 @@ GIB = 2**30
 MIN_PYTHON = (3, 11)
 SKEW_S = 2.0
 REDUCE_S = 40
-
-
-class Verdict(StrEnum):
-    """How bad a finding is."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
 
 
 @dataclass(frozen=True, slots=True)

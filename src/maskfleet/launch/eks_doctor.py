@@ -7,8 +7,9 @@ from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 
 from maskfleet.config.launch import EksLaunch
+from maskfleet.doctor import Verdict
 from maskfleet.errors import LaunchError
-from maskfleet.launch.doctor import Finding, Verdict
+from maskfleet.launch.doctor import Finding
 from maskfleet.launch.eks_preflight import checks
 from maskfleet.launch.kube import ApiError, Json, Kube
 from maskfleet.launch.slots import slots_for

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from maskfleet.errors import LaunchError
-from maskfleet.launch.kube import ApiError, Json, Kube, translated
+from maskfleet.launch.kube import ApiError, Json, Kube
 
 POLL_S = 2.0
 PATIENCE_S = 60.0  # a connection waits so long for a pod
@@ -86,25 +86,15 @@ class Forward:
                 await asyncio.wait_for(self._look.wait(), POLL_S)
 
     async def _looked(self) -> Seen:
-        path = self._kube.of_namespace("pods")
         try:
-            api = await self._kube.api()
-            async with (
-                translated(),
-                api.call_api(
-                    "GET",
-                    version="",
-                    base=path.rpartition("/")[0],
-                    url="pods",
-                    params={"labelSelector": self._selector},
-                ) as answer,
-            ):
-                pods: list[Json] = answer.json().get("items", [])
+            found = await self._kube.ask(
+                "GET", self._kube.of_namespace("pods"), params={"labelSelector": self._selector}
+            )
         except ApiError as error:
             if error.status in (400, 403, 404):
                 raise
             return Seen(None, f"{error.what}; trying again")
-        return seen_of(pods)
+        return seen_of(found.get("items", []))
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._carry(reader, writer))

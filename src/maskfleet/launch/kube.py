@@ -55,7 +55,7 @@ class Kube:
     def get(self, path: str, **params: str | int) -> Json | None:
         """The object at `path`; None if there is none."""
         try:
-            return self.run(self._json("GET", path, params=params))
+            return self.run(self.ask("GET", path, params=params))
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -67,20 +67,20 @@ class Kube:
         more = ""
         while True:
             query = {**params, "limit": PAGE, **({"continue": more} if more else {})}
-            page = self.run(self._json("GET", path, params=query))
+            page = self.run(self.ask("GET", path, params=query))
             found += page.get("items", [])
             more = page.get("metadata", {}).get("continue", "")
             if not more:
                 return found
 
     def create(self, path: str, body: Json) -> Json:
-        return self.run(self._json("POST", path, content=json.dumps(body)))
+        return self.run(self.ask("POST", path, content=json.dumps(body)))
 
     def delete(self, path: str, *, grace_s: int | None = None) -> None:
         """Delete what is there; nothing there is fine."""
         params = {} if grace_s is None else {"gracePeriodSeconds": grace_s}
         try:
-            self.run(self._json("DELETE", path, params=params))
+            self.run(self.ask("DELETE", path, params=params))
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -111,7 +111,8 @@ class Kube:
             self._api = await _connected(self.context, self.namespace)
         return self._api
 
-    async def _json(self, method: str, path: str, **options: Any) -> Json:
+    async def ask(self, method: str, path: str, **options: Any) -> Json:
+        """The answer to one request."""
         import httpx
 
         api = await self.api()

@@ -14,6 +14,7 @@ from typing import Any
 
 from maskfleet.deploy_files import deploy_path
 from maskfleet.errors import LaunchError
+from maskfleet.launch.eks import launch_of, release_of
 from maskfleet.launch.job import JobHandle
 from maskfleet.launch.kube import Kube
 from maskfleet.launch.shell import Finished, Shell
@@ -44,8 +45,8 @@ class Cluster:
         """What `eks://CONTEXT@NAMESPACE/RELEASE` means."""
         if handle.on != "eks":
             raise LaunchError(f"{handle} is not a run on EKS", remedy="give the handle that `maskfleet launch` printed")
-        context, _, namespace = handle.place.rpartition("@")
-        return cls(context or None, namespace, handle.path)
+        launch = launch_of(handle)
+        return cls(launch.context, launch.namespace, release_of(handle))
 
     @property
     def notebook(self) -> str:

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from maskfleet.deploy_files import notebooks_path
 from maskfleet.errors import LaunchError
 from maskfleet.launch.forward import bound_socket
 from maskfleet.launch.leave import leaving_in_order
 
-_PACKAGE = Path(__file__).resolve().parent.parent
 POLL_S = 0.2
 STOP_S = 10.0
 SHOWN_LINES = 20
@@ -94,10 +94,9 @@ def placed_notebooks(run_dir: Path) -> Path:
     """RUN_DIR/notebooks with the package's notebooks in it; what is there already stays."""
     work = run_dir / "notebooks"
     work.mkdir(exist_ok=True)
-    for folder in (_PACKAGE.parent.parent / "notebooks", _PACKAGE / "notebooks"):
-        for file in folder.glob("*.ipynb"):
-            if not (work / file.name).exists():
-                shutil.copyfile(file, work / file.name)
+    for file in notebooks_path().glob("*.ipynb"):
+        if not (work / file.name).exists():
+            shutil.copyfile(file, work / file.name)
     return work
 
 

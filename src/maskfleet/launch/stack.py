@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
+from maskfleet.aws import aws_session
 from maskfleet.errors import LaunchError
 from maskfleet.launch.instances import Instance
 from maskfleet.launch.jobdir import Host
@@ -21,8 +21,8 @@ def hosts_of_stack(name: str, *, region: str | None, known: Mapping[str, Instanc
 
     Instances without a GPU are left out if others have one: they are there to log in or to store.
     """
+    session = aws_session("hosts of a stack", region=region)
     with _aws_errors(name):
-        session = _session(region)
         with closing(session.client("cloudformation")) as client:
             groups, instances = _resources(client, name)
         with closing(session.client("autoscaling")) as client:
@@ -91,21 +91,11 @@ def _address(instance: dict[str, Any]) -> str:
     return str(instance.get("PublicDnsName") or instance.get("PublicIpAddress") or instance["PrivateIpAddress"])
 
 
-def _session(region: str | None) -> Any:
-    try:
-        import boto3
-    except ImportError as error:
-        raise LaunchError("hosts of a stack need boto3", remedy="pip install 'maskfleet[aws]'") from error
-    return boto3.Session(region_name=region or os.environ.get("AWS_REGION"))  # boto3 reads AWS_DEFAULT_REGION alone
-
-
 @contextmanager
 def _aws_errors(stack: str) -> Iterator[None]:
     """What AWS refuses, as a message with a remedy."""
-    try:
-        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
-    except ImportError as error:
-        raise LaunchError("hosts of a stack need boto3", remedy="pip install 'maskfleet[aws]'") from error
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+
     try:
         yield
     except NoCredentialsError as error:
