@@ -6,6 +6,8 @@ import io
 import json
 import shlex
 import subprocess
+import threading
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,13 @@ from hypothesis import strategies as st
 from maskfleet.config.launch import SshLaunch
 from maskfleet.config.recipes import recipe
 from maskfleet.doctor import Verdict
+from maskfleet.launch.child import write_line
 from maskfleet.launch.doctor import Facts, judge_host, judge_together
 from maskfleet.launch.job import JobState, job_for
 from maskfleet.launch.jobdir import Beat, Endpoint, Host, Job, JobFolder
 from maskfleet.launch.peers import GRACE_S, LOST_S, Peers
 from maskfleet.launch.reach import CUT_S, Reach
-from maskfleet.launch.report import status_of
+from maskfleet.launch.report import log_lines, status_of
 from maskfleet.launch.shell import remote_line
 from maskfleet.launch.ssh import SshBackend
 from maskfleet.launch.starters import bare_address, torchrun
@@ -173,6 +176,27 @@ def test_a_host_that_others_miss_is_lost_in_the_status(tmp_path: Path) -> None:
     status = status_of(tmp_path, now=101.0)
     assert [host.state for host in status.hosts] == ["running", "lost"]
     assert (status.state, status.detail) == (JobState.RUNNING, "goes on with 1 of 2 hosts")
+
+
+def test_who_follows_a_log_gets_the_last_line_of_every_host_that_is_alive(tmp_path: Path) -> None:
+    folder, now = JobFolder(tmp_path), time.time()
+    for index in range(2):
+        folder.host(index).mkdir(parents=True)
+    (folder.path / "job.json").write_text(job().to_json())
+    folder.write_beat(0, Beat(9, 1, "running", 0, 0, now, "10.0.0.1", []))
+    folder.write_beat(1, Beat(5, 1, "running", 0, 0, now - 1000, "10.0.0.2", []))  # died, and will never say so
+    write_line(folder.host(0) / "output.log", "supervisor is up")
+    folder.write_outcome("done", 0)
+    lines = log_lines(tmp_path, follow=True)
+    assert next(lines) == "[launch]: supervisor is up"
+    threading.Timer(1.0, close_host, (folder,)).start()  # the outcome is there for a second before the last line
+    assert list(lines) == ["[launch]: the run is done"]
+    assert list(log_lines(tmp_path, follow=True)) == ["[launch]: supervisor is up", "[launch]: the run is done"]
+
+
+def close_host(folder: JobFolder) -> None:
+    write_line(folder.host(0) / "output.log", "the run is done")
+    folder.write_beat(0, Beat(10, 1, "done", 0, 0, time.time(), "10.0.0.1", []))
 
 
 def test_only_an_answer_that_was_there_before_can_be_missed(tmp_path: Path) -> None:

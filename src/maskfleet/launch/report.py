@@ -22,6 +22,7 @@ from maskfleet.launch.processes import mark_of, sweep
 SILENT_S = 40.0  # between machines, whose clocks may differ a little
 BEGIN_S = 120.0  # after that nobody is expected to begin any more
 POLL_S = 0.3
+CLOSING_S = 40.0  # that long after the end a host may take to end its ranks and write its last lines
 _RANK = re.compile(r"^\S+ \[rank(\d+)\]: ?")
 
 
@@ -73,8 +74,11 @@ def log_lines(
     """Lines of all hosts in the order of their stamps; with `follow`, until the job is over."""
     folder = JobFolder(run_dir)
     offsets: dict[Path, int] = {}
+    ended: float | None = None
     while True:
-        is_over = status_of(run_dir).state.is_final  # before reading: what is written until then is read
+        status = status_of(run_dir)  # before reading: what is written until then is read
+        ended = (ended or time.monotonic()) if status.state.is_final else None
+        is_over = ended is not None and (not _has_more_to_say(status) or time.monotonic() - ended > CLOSING_S)
         batch = [line for file in sorted(folder.path.glob("host-*/output.log")) for line in _new_lines(file, offsets)]
         for line in sorted(batch, key=lambda text: text[:27]):
             if line[:27] > after and _is_wanted(line, rank):
@@ -82,6 +86,11 @@ def log_lines(
         if not follow or is_over:
             return
         time.sleep(POLL_S)
+
+
+def _has_more_to_say(status: JobStatus) -> bool:
+    """Whether a host that is alive has yet to close a job: its outcome is written before its last lines are."""
+    return any(not host.detail and host.state in ("starting", "running", "waiting") for host in status.hosts)
 
 
 def _new_lines(file: Path, offsets: dict[Path, int]) -> list[str]:

@@ -281,13 +281,13 @@ class Supervisor:
         outcome = self.folder.outcome()
         if outcome is None:
             assert self.leaves
+            self._say(f"host {self.index} leaves: its supervisor was told to stop, as when a machine goes down")
             self.state = "left"
             self._beat()
-            self._say(f"host {self.index} leaves: its supervisor was told to stop, as when a machine goes down")
             return 128 + signal.SIGTERM
-        self.state = str(outcome["state"])
+        self._say(f"the run is {outcome['state']}")
+        self.state = str(outcome["state"])  # after the last line: who follows the log leaves when the beat says so
         self._beat()
-        self._say(f"the run is {self.state}")
         return int(outcome["exit_code"])
 
     def _reachable(self) -> dict[int, str]:
