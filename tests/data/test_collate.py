@@ -18,12 +18,12 @@ from maskfleet.data import collate
 from maskfleet.data.augment import Geometry
 from maskfleet.data.coco import SplitPaths
 from maskfleet.data.device_resize import resize_on_device
-from maskfleet.data.rle import text_from_runs
 from maskfleet.data.samples import Preparation, Sample, train_sample
 from maskfleet.data.store import open_store
 from maskfleet.errors import DataError
 from maskfleet.ops.masks import mask_targets
 from maskfleet.ops.outlines import bitmap_edges
+from maskfleet.rle import text_from_runs
 
 WriteSplit = Callable[..., SplitPaths]
 PLAIN = Preparation((96, 96), 128, 0.0, None, 0.0, masks=True, crowds=True)  # 48 x 64 sources are doubled

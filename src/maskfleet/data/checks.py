@@ -10,11 +10,12 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from maskfleet.rle import RleError, check_runs, runs_from_text
+
 from .coco import KIND_BROKEN, KIND_NONE, KIND_POLYGONS, KIND_RLE
 from .crossing import MAX_TESTED_POINTS, self_crossing_parts
 from .image_checks import IMAGE_KINDS, Progress, check_images
 from .problems import Problem, Severity, bad_images, raise_for, summarise
-from .rle import RleError, check_runs, runs_from_text
 from .store import MIN_POLYGON_NUMBERS, AnnotationStore, Floats
 
 __all__ = ["KINDS", "Problem", "bad_images", "check_annotations", "check_split", "raise_for", "summarise"]

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from maskfleet.rle import text_from_runs
+
 from ..errors import DataError
-from .rle import text_from_runs
 
 KIND_NONE, KIND_POLYGONS, KIND_RLE, KIND_BROKEN = 0, 1, 2, 3
 

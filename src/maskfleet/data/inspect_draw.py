@@ -18,11 +18,12 @@ import hotcoco.mask as coco_mask
 import numpy as np
 import numpy.typing as npt
 
+from maskfleet.rle import RleError, check_runs, runs_from_text
+
 from ..viz import Image, Mask, draw
 from .coco import KIND_POLYGONS
 from .decode import DECODE_FLAGS, JPEG_END, JPEG_START
 from .problems import Problem
-from .rle import RleError, check_runs, runs_from_text
 from .store import AnnotationStore, Floats, ImageRecord, InstanceArrays, clean_instances
 
 LONG_SIDE_PX = 640

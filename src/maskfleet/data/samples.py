@@ -14,10 +14,10 @@ import numpy.typing as npt
 from maskfleet.data import augment
 from maskfleet.data.augment import Floats, Geometry, Ints, Pixels
 from maskfleet.data.decode import read_image
-from maskfleet.data.rle import RleError, check_runs, runs_from_text
 from maskfleet.data.store import AnnotationStore, ImageRecord, InstanceArrays, clean_instances
 from maskfleet.errors import DataError
 from maskfleet.ops.outlines import Edges, bitmap_edges, polygon_edges
+from maskfleet.rle import RleError, check_runs, runs_from_text
 
 
 @dataclass(frozen=True, slots=True)

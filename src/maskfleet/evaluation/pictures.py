@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from maskfleet import viz
 from maskfleet.data.decode import read_image
-from maskfleet.data.rle import runs_from_text
 from maskfleet.data.store import AnnotationStore, clean_instances
 from maskfleet.errors import DataError
+from maskfleet.rle import runs_from_text
 
 Picture = NDArray[np.uint8]
 Scalar = TypeVar("Scalar", np.uint8, np.bool_)

@@ -1,9 +1,6 @@
 """Masks as COCO run lengths: made from a window of an image, and checked before they are trusted.
 
-A COCO mask lists the lengths of its runs in column-major order, zeros first; the compressed form writes each length as
-its difference to the one before the last, in five-bit groups of printable characters.
-
-Shapes: h x w a window, H x W the image, N masks, V run lengths of many masks one after the other.
+Shapes: h x w a window, H x W the image, N masks, V run lengths of a mask.
 """
 
 from __future__ import annotations
@@ -15,8 +12,9 @@ import hotcoco
 import numpy as np
 from numpy.typing import NDArray
 
+from maskfleet.rle import wrong_texts
+
 MASKS_AT_ONCE = 256  # checked together: few enough to stay in the cache
-MAX_GROUPS = 7  # 35 bits: more than any run of an image needs, and safe to shift in int64
 
 
 class Rle(TypedDict):
@@ -54,7 +52,7 @@ def bad_mask(segmentations: Sequence[Any], sizes: Sequence[tuple[int, int]]) -> 
     for start in range(0, len(compressed), MASKS_AT_ONCE):
         chunk = compressed[start : start + MASKS_AT_ONCE]
         pixels = np.array([sizes[index][0] * sizes[index][1] for index, _ in chunk])
-        wrong = _wrong_counts([counts for _, counts in chunk], pixels)
+        wrong = wrong_texts([counts for _, counts in chunk], pixels)
         if wrong.any():
             return chunk[int(wrong.argmax())][0], "its run lengths do not add up to the image's pixels"
     return worst
@@ -100,51 +98,3 @@ def _form_problem(segmentation: Any, size: tuple[int, int]) -> str:
         if not finite:
             return "a polygon has a coordinate that is not a number"
     return ""
-
-
-def _wrong_counts(strings: list[bytes], pixels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of N compressed counts, none empty, are unreadable or do not add up to `pixels` [N] -> [N]."""
-    code = np.frombuffer(b"".join(strings), dtype=np.uint8) - np.uint8(48)  # [characters]; wraps below "0"
-    last = np.cumsum([len(string) for string in strings]) - 1
-    more = code >= 32
-    cut_short = more[last]
-    more[last] = False  # so that a truncated mask does not run into its neighbour
-    end = np.flatnonzero(~more)  # [V] each number's last character
-    num_groups = np.diff(end, prepend=-1)
-    past = np.searchsorted(end, last) + 1  # [N] where each mask's numbers end
-    first = np.concatenate([[0], past[:-1]])
-    wrong: NDArray[np.bool_] = cut_short | (np.maximum.reduceat(num_groups, first) > MAX_GROUPS)
-    wrong |= np.maximum.reduceat(code, np.concatenate([[0], last[:-1] + 1])) > 63
-    lengths = _undo_differences(_values(code, end, num_groups), first, past)
-    wrong |= np.minimum.reduceat(lengths, first) < 0
-    wrong |= np.add.reduceat(lengths, first) != pixels
-    return wrong
-
-
-def _values(code: NDArray[np.uint8], end: NDArray[np.int64], num_groups: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The signed numbers [V] that five-bit groups spell, least first, the last one at `end` [V]."""
-    digits = code & 31
-    values = (digits[end].astype(np.int64) ^ 16) - 16
-    for place in range(1, min(int(num_groups.max()), MAX_GROUPS)):
-        longer = np.flatnonzero(num_groups > place)
-        values[longer] = values[longer] * 32 + digits[end[longer] - place]
-    return values
-
-
-def _undo_differences(
-    values: NDArray[np.int64], first: NDArray[np.int64], past: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Run lengths [V] from what was written [V]: from a mask's fourth on, the difference to the last but one.
-
-    The numbers of mask n are first[n] up to past[n].
-    """
-    steps = values.copy()
-    steps[first] = 0  # the first run has no successor: the third is written as it is
-    lengths = np.empty_like(values)
-    for parity in (0, 1):
-        running = np.cumsum(steps[parity::2])
-        begin, stop = (first - parity + 1) // 2, (past - parity + 1) // 2  # places of each mask in `running`
-        before = np.concatenate([[0], running])[begin]
-        lengths[parity::2] = running - np.repeat(before, stop - begin)
-    lengths[first] = values[first]
-    return lengths

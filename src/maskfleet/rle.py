@@ -1,0 +1,112 @@
+"""COCO's run-length masks: runs of 0 and 1 in column order, zeros first, and the text they are packed in.
+
+The text has six bits a character, offset 48: five of the number, low ones first, and one that says more follow.
+From a mask's fourth run on, what is written is the difference from the run two before.
+
+Shapes: N masks; V runs of many masks, one mask after the other; R runs of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_GROUPS = 7  # 35 bits: more than any run of an image needs, and safe to shift in int64
+
+
+class RleError(ValueError):
+    """The text is not a run-length mask; says why."""
+
+
+def runs_from_text(text: bytes) -> NDArray[np.int64]:
+    """Lengths of the runs, the first of zeros, that `text` packs -> [R]."""
+    if not text:
+        return np.zeros(0, np.int64)
+    if min(text) < 48 or max(text) > 48 + 63:
+        raise RleError("a character outside '0'..'o'")
+    code, end, num_groups = _groups(text, np.array([len(text) - 1]))
+    if code[-1] >= 32:
+        raise RleError("the text ends inside a number")
+    if num_groups.max() > MAX_GROUPS:
+        raise RleError("a number too long for a mask")
+    return _undo_differences(_values(code, end, num_groups), np.array([0]), np.array([len(end)]))
+
+
+def wrong_texts(texts: Sequence[bytes], pixels: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of N texts, none empty, are unreadable or do not add up to `pixels` [N] -> [N]."""
+    last = np.cumsum([len(text) for text in texts]) - 1
+    code, end, num_groups = _groups(b"".join(texts), last)
+    past = np.searchsorted(end, last) + 1  # [N] where each mask's numbers end
+    first = np.concatenate([[0], past[:-1]])
+    wrong: NDArray[np.bool_] = (code[last] >= 32) | (np.maximum.reduceat(num_groups, first) > MAX_GROUPS)
+    wrong |= np.maximum.reduceat(code, np.concatenate([[0], last[:-1] + 1])) > 63
+    lengths = _undo_differences(_values(code, end, num_groups), first, past)
+    wrong |= np.minimum.reduceat(lengths, first) < 0
+    wrong |= np.add.reduceat(lengths, first) != pixels
+    return wrong
+
+
+def text_from_runs(runs: Sequence[int]) -> bytes:
+    """The packed text of `runs`; the inverse of `runs_from_text`."""
+    text = bytearray()
+    for index, run in enumerate(runs):
+        value = int(run) - (int(runs[index - 2]) if index > 2 else 0)
+        more = True
+        while more:
+            digit = value & 0x1F
+            value >>= 5
+            more = value != (-1 if digit & 0x10 else 0)
+            text.append((digit | 0x20 if more else digit) + 48)
+    return bytes(text)
+
+
+def check_runs(runs: NDArray[np.int64], height: int, width: int) -> None:
+    """Raise RleError unless `runs` cover a mask of height x width exactly."""
+    if len(runs) and runs.min() < 0:
+        raise RleError("a run of negative length")
+    total = int(runs.sum())
+    if total != height * width:
+        raise RleError(f"its runs cover {total} pixels, but {height} x {width} has {height * width}")
+
+
+def _groups(text: bytes, last: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    """The six bits of each character, each number's last character [V], and its number of characters [V].
+
+    A number ends with its mask, whose last character is in `last` [N]: a truncated mask does not run into the next.
+    """
+    code = np.frombuffer(text, dtype=np.uint8) - np.uint8(48)  # wraps below "0"
+    more = code >= 32
+    more[last] = False
+    end = np.flatnonzero(~more)
+    return code, end, np.diff(end, prepend=-1)
+
+
+def _values(code: NDArray[np.uint8], end: NDArray[np.int64], num_groups: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The signed numbers [V] that five-bit groups spell, least first, the last one at `end` [V]."""
+    digits = code & 31
+    values = (digits[end].astype(np.int64) ^ 16) - 16
+    for place in range(1, min(int(num_groups.max()), MAX_GROUPS)):
+        longer = np.flatnonzero(num_groups > place)
+        values[longer] = values[longer] * 32 + digits[end[longer] - place]
+    return values
+
+
+def _undo_differences(
+    values: NDArray[np.int64], first: NDArray[np.int64], past: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Run lengths [V] from what was written [V]: from a mask's fourth on, the difference to the last but one.
+
+    The numbers of mask n are first[n] up to past[n].
+    """
+    steps = values.copy()
+    steps[first] = 0  # the first run has no successor: the third is written as it is
+    lengths = np.empty_like(values)
+    for parity in (0, 1):
+        running = np.cumsum(steps[parity::2])
+        begin, stop = (first - parity + 1) // 2, (past - parity + 1) // 2  # places of each mask in `running`
+        before = np.concatenate([[0], running])[begin]
+        lengths[parity::2] = running - np.repeat(before, stop - begin)
+    lengths[first] = values[first]
+    return lengths
