@@ -41,6 +41,7 @@ REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("image", {"image": "a b"}),
     ("image", {"image": "ACCOUNT.dkr.ecr.REGION.amazonaws.com/maskfleet-train:1"}),
     ("image", {"image": "repo/train@sha256:..."}),
+    ("image", {"image": "repo/train@sha256:" + "a" * 63}),
     ("image", {"image": 'x"\nprivileged: true'}),
     ("learning_rate", {"learning_rate": 1}),
     ("maskrcnn", {"maskrcnn": {"gpu_nodes": 2}}),

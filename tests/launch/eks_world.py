@@ -47,4 +47,5 @@ def launcher(number: int = 1, *, phase: str = "Running", code: int | None = None
             "status": {"phase": phase, "containerStatuses": statuses, "conditions": []}}  # fmt: skip
 
 
+IMAGE = "repo/train@sha256:" + "ab" * 32
 STAMP = "2026-11-15T10:00:00Z"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eks_world import IMAGE
 from fake_kube import FakeKube, helm_record
 from typer.testing import CliRunner
 
@@ -26,7 +27,7 @@ from maskfleet.launch.job import JobHandle
 from maskfleet.launch.kube import ApiError
 
 HANDLE = "eks://kubeflow/r50"
-VALUES = {"image": "repo/train@sha256:aa", "run_id": "r50"}
+VALUES = {"image": IMAGE, "run_id": "r50"}
 
 
 @pytest.fixture

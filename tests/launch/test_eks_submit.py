@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from eks_world import claim, fit_cluster, mpijob
+from eks_world import IMAGE, claim, fit_cluster, mpijob
 from fake_kube import FakeKube, helm_record
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -45,7 +45,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKube]:
 def rendered(run: Any = None, **launch: Any) -> tuple[EksBackend, Rendered, RecordingShell]:
     """A backend with a shell that only remembers, and what it would send for the job r50."""
     shell = RecordingShell()
-    target, slots = slots_for(EksLaunch(**{"image": "repo/train@sha256:aa", "nodes": 2, **launch}))
+    target, slots = slots_for(EksLaunch(**{"image": IMAGE, "nodes": 2, **launch}))
     assert isinstance(target, EksLaunch)
     backend = EksBackend(target, run=shell)
     return backend, backend.render(job_for(run or recipe("standard"), target, slots=slots, name="r50")), shell
@@ -82,7 +82,7 @@ def test_the_values_say_nodes_ranks_volumes_and_the_whole_run(tmp_path: Path) ->
     values = values_of(instance="p4d.24xlarge", queue="gpu", retries=1, efa=False, chart_values={"nccl_debug": "INFO"})
     run_yaml = values.pop("run_yaml")
     assert values == {
-        "run_id": "r50", "log_dir": "logs", "image": "repo/train@sha256:aa", "gpu_nodes": 2, "slots_per_node": 8,
+        "run_id": "r50", "log_dir": "logs", "image": IMAGE, "gpu_nodes": 2, "slots_per_node": 8,
         "gpu_instance_type": "p4d.24xlarge", "gpus_per_node": 8, "efa_per_node": 0, "shared_fs": "fsx",
         "shared_pvc": "pv-fsx", "backoff_limit": 1, "shm_gib": 16.0, "queue": "gpu", "nccl_debug": "INFO",
     }  # fmt: skip
