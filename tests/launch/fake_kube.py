@@ -22,6 +22,8 @@ import wsproto
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Request
 from wsproto.utilities import LocalProtocolError
 
+from ports import free_port
+
 Json = dict[str, Any]
 
 
@@ -43,7 +45,7 @@ class FakeKube:
         self.folder = folder
         self._server: ThreadingHTTPServer | None = None
         self._connections: set[socket.socket] = set()
-        self.port = 0
+        self.port = free_port()  # its own also while it is stopped
         self.stopped = threading.Event()
         self.start()
         self.kubeconfig = folder / "kubeconfig"
@@ -57,7 +59,6 @@ class FakeKube:
             api = fake
 
         self._server = _Server(("127.0.0.1", self.port), Handler)
-        self.port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def stop(self) -> None:

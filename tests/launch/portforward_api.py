@@ -13,6 +13,8 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping, Request
 from wsproto.utilities import LocalProtocolError
 
+from ports import free_port
+
 
 def pod(name: str, *, ready: bool = True, **status: Any) -> dict[str, Any]:
     conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
@@ -27,12 +29,13 @@ class PortForwardApi:
         self.targets: dict[str, int] = {}
         self.objects: dict[str, dict[str, Any]] = {}
         self.asked: list[str] = []
-        self.port = 0
+        self.port = free_port()  # its own also while it is stopped
         self.refusal = 0  # HTTP's status for everything, if not 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def __enter__(self) -> PortForwardApi:
         self._thread.start()
@@ -63,11 +66,10 @@ class PortForwardApi:
         return path
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._answer, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
 
     async def _cut(self) -> None:
         if self._server is not None:
@@ -81,9 +83,16 @@ class PortForwardApi:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        for writer in list(self._open):
+            writer.transport.abort()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)  # here, since a task that is cancelled before it begins closes nothing
+        task = self._loop.create_task(self._answer(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open.add(writer)
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")

@@ -26,17 +26,18 @@ def answering(greeting: bytes) -> Iterator[int]:
     """A server that answers each line with its greeting and the line."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while line := await reader.readline():
-            writer.write(greeting + line)
-            await writer.drain()
-        writer.close()
+        try:
+            while line := await reader.readline():
+                writer.write(greeting + line)
+                await writer.drain()
+        finally:  # whoever talks may still be there at the end of the test
+            writer.close()
 
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    server = asyncio.run_coroutine_threadsafe(asyncio.start_server(talk, "127.0.0.1", 0, limit=1 << 24), loop).result(
-        10
-    )
+    starting = asyncio.run_coroutine_threadsafe(asyncio.start_server(talk, "127.0.0.1", 0, limit=1 << 24), loop)
+    server = starting.result(120)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
@@ -48,7 +49,7 @@ def answering(greeting: bytes) -> Iterator[int]:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
 
-        asyncio.run_coroutine_threadsafe(end(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(end(), loop).result(120)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -67,14 +68,17 @@ class Forwarding:
         with socket.create_connection(("127.0.0.1", self.port), timeout=60) as connection:
             connection.sendall(text + b"\n")
             with connection.makefile("rb") as answer:
-                return answer.readline()
+                try:
+                    return answer.readline()
+                except ConnectionResetError:  # as a connection ends that is closed before all of it was read
+                    return b""
 
     def until_said(self, words: str) -> None:
         until(lambda: any(words in line for line in list(self.said)), self.said)
 
 
 def until(true: Callable[[], bool], what: object = None) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not true():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
@@ -117,9 +121,10 @@ def forwarding() -> Iterator[Forwarding]:
         until(lambda: bool(task) or bool(state.error))
         yield state
     finally:
-        if task and thread.is_alive():
-            task[0][0].call_soon_threadsafe(task[0][1].cancel)
-        thread.join(60)
+        if task:
+            with contextlib.suppress(RuntimeError):  # it has ended by itself, and its loop is closed
+                task[0][0].call_soon_threadsafe(task[0][1].cancel)
+        thread.join(120)
         assert not thread.is_alive()
 
 

@@ -17,6 +17,7 @@ import pytest
 from maskfleet.errors import LaunchError
 from maskfleet.launch.files import files_at
 from maskfleet.launch.job import JobHandle
+from ports import free_port
 
 CONFIG = """
 Port {port}
@@ -40,9 +41,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     Path("/run/sshd").mkdir(exist_ok=True)
     for name in ("host", "own"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     (tmp_path / "config").write_text(CONFIG.format(port=port, folder=tmp_path))
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)
@@ -59,10 +58,10 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def _await_port(port: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while True:
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            socket.create_connection(("127.0.0.1", port), timeout=60).close()
             return
         except OSError:
             assert time.monotonic() < deadline, "sshd did not start"
