@@ -67,20 +67,23 @@ def rank(command: Sequence[str]) -> int:
     which writes the checkpoint, alone ends as what it is, so that the job does not count as done.
     """
     asked: list[int] = []
-    trainer: list[subprocess.Popen[bytes]] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         asked.append(number)
-        if trainer and len(asked) == 1:  # a second SIGTERM would end the trainer before it has saved
-            trainer[0].send_signal(signal.SIGTERM)
+        if len(asked) == 1:  # a second SIGTERM would end the trainer before it has saved
+            trainer.send_signal(signal.SIGTERM)
 
+    def of_the_trainer() -> None:
+        # mpirun signals whole process groups: its own SIGTERM reaches the trainer by itself, SIGUSR1 must not.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # it waits until there is somebody to pass it on to
     signal.signal(signal.SIGUSR1, stop)
-    # mpirun signals whole process groups: its own SIGTERM reaches the trainer by itself, SIGUSR1 must not.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
-    trainer.append(subprocess.Popen(list(command), preexec_fn=lambda: signal.signal(signal.SIGUSR1, signal.SIG_IGN)))
-    if asked:
-        trainer[0].send_signal(signal.SIGTERM)
-    code = trainer[0].wait()
+    trainer = subprocess.Popen(list(command), preexec_fn=of_the_trainer)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+    code = trainer.wait()
     code = 128 - code if code < 0 else code
     was_stopped = asked and code == 128 + signal.SIGTERM
     return 0 if was_stopped and os.environ.get("OMPI_COMM_WORLD_RANK", "0") != "0" else code
