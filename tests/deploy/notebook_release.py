@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -101,9 +100,3 @@ def as_nobody(command: list[str]) -> list[str]:
     right = "+dac_read_search"
     start = [tool("setpriv"), f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     return [*start, f"--inh-caps=-all,{right}", f"--ambient-caps={right}", *command]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -29,17 +29,17 @@ from notebook_release import (
     PASSWORD,
     as_nobody,
     container,
-    free_port,
     lay_out,
     notebook_tool,
     one,
     render,
 )
 
+from ports import free_port
 from tools import tool
 
 LOGIN = ("fleet", PASSWORD)
-STARTUP_S = 120
+STARTUP_S = 240
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Stack:
 
     def client(self, **options: Any) -> httpx.Client:
         context = ssl.create_default_context(cadata=self.authority)
-        return httpx.Client(base_url=self.url, verify=context, timeout=60, trust_env=False, **options)
+        return httpx.Client(base_url=self.url, verify=context, timeout=STARTUP_S, trust_env=False, **options)
 
     def said(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
@@ -197,8 +197,8 @@ def second_proxy(stack: Stack, *, board_port: int | None = None) -> Iterator[str
 
 
 def until(true: Callable[[], bool]) -> None:
-    """Wait, for half a minute at most."""
-    deadline = time.monotonic() + 30
+    """Wait, for some minutes at most."""
+    deadline = time.monotonic() + STARTUP_S
     while True:
         try:
             if true():
@@ -213,12 +213,13 @@ async def ask(stack: Stack, place: str, code: str) -> str:
     """What a kernel prints, asked over a websocket through the proxy."""
     context = ssl.create_default_context(cadata=stack.authority)
     async with (
-        httpx.AsyncClient(verify=context, auth=LOGIN, trust_env=False) as client,
+        # Jupyter answers when the kernel is up, which takes a busy machine longer than httpx waits by itself.
+        httpx.AsyncClient(verify=context, auth=LOGIN, trust_env=False, timeout=STARTUP_S) as client,
         aconnect_ws(f"{stack.url}{place}", client, headers={"Origin": stack.url}) as channel,
     ):
         await channel.send_text(json.dumps(_request(code)))
         while True:
-            message = json.loads(await channel.receive_text(timeout=60))
+            message = json.loads(await channel.receive_text(timeout=STARTUP_S))
             if message["msg_type"] == "stream":
                 # Messages go over sockets in a folder; one port is the debugger's, and loopback is the pod's own.
                 assert kernel_ports(stack) in ([], ["127.0.0.1"])
@@ -239,8 +240,14 @@ def _request(code: str) -> dict[str, Any]:
 
 def kernel_ports(stack: Stack) -> list[str]:
     """Where processes listen that Jupyter started."""
-    parents = {pid: int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]) for _, pid in listeners()}
-    return [address for address, pid in listeners() if parents.get(pid) == stack.processes["jupyter"].pid]
+    return [address for address, pid in listeners() if parent_of(pid) == stack.processes["jupyter"].pid]
+
+
+def parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return -1  # it ended meanwhile: servers of other tests come and go
 
 
 def session_of(pid: int) -> int:

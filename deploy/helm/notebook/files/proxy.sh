@@ -25,8 +25,6 @@ new_session() {
 
 # This shell becomes nginx below, so $$ is nginx.
 renew() {
-    certificate=$(cksum <"$config/tls/tls.crt")
-    login=$(cksum <"$config/login/htpasswd")
     while sleep "$period" && kill -0 "$$" 2>/dev/null; do
         certificate_now=$(cksum <"$config/tls/tls.crt")
         login_now=$(cksum <"$config/login/htpasswd")
@@ -41,6 +39,9 @@ renew() {
     done
 }
 
+# Before nginx reads them: what is renewed while it starts is noticed.
+certificate=$(cksum <"$config/tls/tls.crt")
+login=$(cksum <"$config/login/htpasswd")
 new_session
 renew &
 exec nginx -e stderr -p "$run" -c "$config/proxy/nginx.conf"
