@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shlex
 import subprocess
 import threading
@@ -29,7 +30,7 @@ from maskfleet.launch.report import log_lines, status_of
 from maskfleet.launch.shell import remote_line
 from maskfleet.launch.ssh import SshBackend
 from maskfleet.launch.starters import bare_address, torchrun
-from maskfleet.launch.supervisor import ssh_target
+from maskfleet.launch.supervisor import Supervisor, ssh_target
 from maskfleet.launch.wheel import built_wheel
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -192,6 +193,61 @@ def test_who_follows_a_log_gets_the_last_line_of_every_host_that_is_alive(tmp_pa
     threading.Timer(1.0, close_host, (folder,)).start()  # the outcome is there for a second before the last line
     assert list(lines) == ["[launch]: the run is done"]
     assert list(log_lines(tmp_path, follow=True)) == ["[launch]: supervisor is up", "[launch]: the run is done"]
+
+
+def test_the_last_beat_of_a_supervisor_tells_its_last_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = JobFolder(tmp_path)
+    folder.host(0).mkdir(parents=True)
+    (folder.path / "job.json").write_text(job(1).to_json())
+    writes, may_write = threading.Event(), threading.Event()
+    write_beat = JobFolder.write_beat
+
+    def slowly(self: JobFolder, index: int, beat: Beat) -> None:
+        if beat.state == "starting":
+            writes.set()
+            assert may_write.wait(120)
+        write_beat(self, index, beat)
+
+    monkeypatch.setattr(JobFolder, "write_beat", slowly)
+    supervisor = Supervisor(tmp_path, 0)
+    earlier, later = (threading.Thread(target=supervisor._beat) for _ in range(2))
+    earlier.start()
+    assert writes.wait(120)
+    supervisor.state = "done"
+    later.start()
+    later.join(0.2)  # it has to wait for the earlier one
+    may_write.set()
+    earlier.join()
+    later.join()
+    beat = folder.beat(0)
+    assert beat is not None
+    assert (beat.state, beat.count) == ("done", 2)
+
+
+def test_hosts_that_end_at_once_agree_on_one_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, link, others = JobFolder(tmp_path), os.link, [("failed", 1)]
+    folder.path.mkdir()
+
+    def overtaken(source: Path, target: Path) -> None:
+        if others:  # another host, whose process has the same number, is as far at the same moment
+            folder.write_outcome(*others.pop())
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", overtaken)
+    folder.write_outcome("done", 0)
+    outcome = folder.outcome()
+    assert outcome is not None
+    assert outcome["state"] == "failed"
+    assert [file.name for file in folder.path.iterdir()] == ["outcome.json"]
+
+
+def test_an_event_that_is_just_being_written_is_not_told_yet(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path)
+    folder.host(0).mkdir(parents=True)
+    folder.add_event(0, "first")
+    with (folder.host(0) / "events.jsonl").open("a") as file:
+        file.write('{"time": "2026-11-15T10:00')
+    assert [line.split(" ", 1)[1] for line in folder.events()] == ["first"]
 
 
 def close_host(folder: JobFolder) -> None:

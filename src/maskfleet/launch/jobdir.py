@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -111,7 +112,7 @@ class JobFolder:
 
     def write_outcome(self, state: str, exit_code: int, why: str = "") -> None:
         """The first outcome stands."""
-        draft = self.path / f"outcome.{os.getpid()}.part"
+        draft = _draft_of(self.path / "outcome.json")
         draft.write_text(json.dumps({"state": state, "exit_code": exit_code, "why": why, "time": time.time()}))
         try:
             os.link(draft, self.path / "outcome.json")
@@ -142,7 +143,9 @@ class JobFolder:
         """What happened to the job, oldest first."""
         lines = []
         for file in self.path.glob("host-*/events.jsonl"):
-            for line in file.read_text(encoding="utf-8").splitlines():
+            for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
+                if not line.endswith("\n"):
+                    continue  # it is just being written
                 event = json.loads(line)
                 lines.append(f"{event['time']} {event['what']}")
         return sorted(lines)
@@ -185,6 +188,11 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def write_whole(path: Path, text: str) -> None:
     """Give `path` its content at once."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
+    draft = _draft_of(path)
     draft.write_text(text, encoding="utf-8")
     draft.replace(path)
+
+
+def _draft_of(path: Path) -> Path:
+    """A name for this one writer: two hosts may well have processes of the same number."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(6)}.part")

@@ -91,6 +91,6 @@ def _ancestry() -> set[int]:
         pids.add(pid)
         try:
             pid = int((Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[1])
-        except FileNotFoundError:
-            break
+        except (FileNotFoundError, ProcessLookupError):
+            break  # it has just ended, as the command does that detached this process
     return pids

@@ -51,6 +51,7 @@ class Supervisor:
         self.leaves = False  # whether this host is about to go down, and the run with it or without it
         self._calls: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
         self._mpi_hosts: dict[int, str] = {}  # what the running mpirun spans
+        self._beating = threading.Lock()
         self.address = local_address(self.job, index)
 
     def run(self) -> int:
@@ -335,19 +336,19 @@ class Supervisor:
             time.sleep(BEAT_S)
 
     def _beat(self) -> None:
-        before = self.folder.beat(self.index)
-        count = before.count + 1 if before is not None else 1
-        beat = Beat(
-            count=count,
-            pid=os.getpid(),
-            state=self.state,
-            generation=self.generation,
-            restarts=self.restarts,
-            time=time.time(),
-            address=self.address,
-            lost=self.peers.lost(),
-        )
-        self.folder.write_beat(self.index, beat)
+        with self._beating:  # two threads beat, and the last beat must tell the last state
+            before = self.folder.beat(self.index)
+            beat = Beat(
+                count=before.count + 1 if before is not None else 1,
+                pid=os.getpid(),
+                state=self.state,
+                generation=self.generation,
+                restarts=self.restarts,
+                time=time.time(),
+                address=self.address,
+                lost=self.peers.lost(),
+            )
+            self.folder.write_beat(self.index, beat)
 
 
 def ssh_target(address: str) -> list[str]:
