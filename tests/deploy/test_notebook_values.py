@@ -103,8 +103,9 @@ def test_the_schema_turned_off_opens_nothing(tmp_path: Path, field: str, value: 
     assert f"{field}: " in done.stderr
 
 
-def test_a_long_release_name_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["a" * 41, "50-epochs", "a.b"])
+def test_a_release_name_that_names_no_service_is_refused_by_name(tmp_path: Path, name: str) -> None:
     assert try_render(tmp_path, GOOD, name="a" * 40).returncode == 0
-    done = try_render(tmp_path, GOOD, name="a" * 41)
+    done = try_render(tmp_path, GOOD, name=name)
     assert done.returncode != 0
     assert "Release.Name" in done.stderr

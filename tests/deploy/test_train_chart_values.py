@@ -146,8 +146,8 @@ def test_a_bad_value_is_refused_with_its_field_named(tmp_path: Path, field: str,
     assert "nil pointer" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["r" * 41, "r" * 64, "a.b"])
-def test_a_release_name_of_which_no_pod_names_can_be_made_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["r" * 41, "r" * 64, "a.b", "50-epochs"])
+def test_a_release_name_of_which_no_names_of_pods_or_service_can_be_made_is_refused(tmp_path: Path, name: str) -> None:
     done = try_render(tmp_path, {}, name=name)
     assert done.returncode != 0
     assert "release name" in done.stderr

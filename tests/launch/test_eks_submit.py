@@ -164,6 +164,11 @@ def test_names_are_short_enough_for_what_kubernetes_appends() -> None:
         job_for(recipe("demo"), launch, slots=(1,), name="a" * 41)
 
 
+def test_a_name_is_good_for_a_service_too() -> None:
+    with pytest.raises(LaunchError, match="cannot name a job"):
+        job_for(recipe("demo"), EksLaunch(image="i"), slots=(1,), name="50-epochs")
+
+
 @pytest.mark.parametrize("launch", [{}, {"data_claim": "pv-efs", "data_path": "/efs"}, {"queue": "q", "retries": 0},
                                     {"instance": "g5.xlarge", "nodes": 1}, {"efa": False, "shm_gib": 2.5},
                                     {"instance": "m7i.4xlarge", "gpus": 0, "cpus": 15, "memory_gib": 56}])  # fmt: skip
@@ -298,6 +303,7 @@ def test_another_run_under_the_same_name_is_refused(api: FakeKube) -> None:
     ("said", "remedy"),
     [
         ("Error: INSTALLATION FAILED: cannot re-use a name that is still in use", "same moment"),
+        ("Error: INSTALLATION FAILED: cannot reuse a name that is still in use", "same moment"),
         ("Error: values don't meet the specifications of the schema(s): - shm_gib: Invalid type", "name the value"),
         ("Error: INSTALLATION FAILED: Service exists … invalid ownership metadata", "choose another --name"),
         ('secrets is forbidden: User "x" cannot create resource', "right"),

@@ -181,7 +181,7 @@ def _refuse_another_run(record: Record, rendered: Rendered, handle: JobHandle) -
 
 def _install_error(done: Finished, handle: JobHandle) -> LaunchError:
     said = (done.err.strip() or done.out.strip() or f"code {done.code}").removeprefix("Error: ")
-    if "cannot re-use a name" in said:
+    if "still in use" in said:  # helm 3: cannot re-use a name that is; helm 4: cannot reuse one
         remedy = f"somebody launched it at the same moment: `maskfleet status {handle}`"
     elif "values don't meet the specifications" in said or "execution error at" in said:
         remedy = "the words above name the value of the chart; change the field of the launch section that gives it"

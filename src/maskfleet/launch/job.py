@@ -24,6 +24,7 @@ EKS_NAME = 40  # letters in the name of a release: Kubernetes appends to it, and
 AnyLaunch = LocalLaunch | SshLaunch | SageMakerLaunch | EksLaunch
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_EKS_NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")  # a Service, too, is named so
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +141,16 @@ class JobStatus:
 
 def job_for(run: RunConfig, launch: AnyLaunch, *, slots: tuple[int, ...], name: str | None = None) -> JobSpec:
     """The job of `run` on nodes with so many `slots` each; a name that nobody gave is derived from the run itself."""
-    longest = 63
+    longest, pattern = 63, _NAME
     if isinstance(launch, EksLaunch):
-        run, longest = with_data_in_pods(run, launch), EKS_NAME
+        run, longest, pattern = with_data_in_pods(run, launch), EKS_NAME, _EKS_NAME
     text = dump(run)
     if name is None:
         name = f"run-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    if not _NAME.fullmatch(name) or len(name) > longest:
+    if not pattern.fullmatch(name) or len(name) > longest:
         raise LaunchError(
             f"{name!r} cannot name a job",
-            remedy=f"use up to {longest} lower-case letters, digits and dashes, such as --name r50-1x",
+            remedy=f"use up to {longest} lower-case letters, digits and dashes, a letter first, such as --name r50-1x",
         )
     minimum, restarts = len(slots), 0
     match launch:

@@ -41,6 +41,9 @@ maskfleet_{{ .Release.Name | replace "-" "_" | replace "." "_" }}
 {{- if gt (len .Release.Name) 40 }}
 {{- fail (printf "Release.Name: %q has %d characters; at most 40 fit" .Release.Name (len .Release.Name)) }}
 {{- end }}
+{{- if not (regexMatch "^[a-z][-a-z0-9]*$" .Release.Name) }}
+{{- fail (printf "Release.Name: %q begins with a digit or has a dot, which the name of a Service must not" .Release.Name) }}
+{{- end }}
 {{- if not .Values.image }}
 {{- fail "image: give the image made from deploy/docker/notebook" }}
 {{- end }}

@@ -53,6 +53,10 @@
 {{- if contains "." .Release.Name -}}
   {{- fail (printf "the release name %q has a dot; use letters, digits and dashes, as hosts are named by it" .Release.Name) -}}
 {{- end -}}
+{{- /* The operator tries to make a Service of that name, and says nowhere that the API refuses it. */ -}}
+{{- if not (regexMatch "^[a-z]" .Release.Name) -}}
+  {{- fail (printf "the release name %q begins with a digit; begin it with a letter, as a Service is named by it" .Release.Name) -}}
+{{- end -}}
 {{- if not $v.image -}}
   {{- fail "image is required: the training image, such as ACCOUNT.dkr.ecr.REGION.amazonaws.com/maskfleet-train@sha256:…" -}}
 {{- end -}}
