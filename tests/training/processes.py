@@ -21,6 +21,7 @@ from maskfleet.training.metrics import read_metrics
 
 WALL_CLOCK = ("time", "images_per_s", "data_wait_s", "memory_mib")
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+LONG_S = 300  # that long nothing takes, however busy the machine
 
 
 def prepared(run_dir: Path, config: RunConfig) -> Path:
@@ -51,12 +52,12 @@ def start(run_dir: Path, ranks: int = 1, env: Mapping[str, str] = ENV) -> subpro
 def finish(run_dir: Path, ranks: int = 1) -> str:
     """Train to the end; the answer is what was printed."""
     process = start(run_dir, ranks)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=LONG_S)
     assert process.returncode == 0, output
     return output
 
 
-def wait_for_step(process: subprocess.Popen[str], run_dir: Path, step: int, timeout_s: float = 120) -> None:
+def wait_for_step(process: subprocess.Popen[str], run_dir: Path, step: int, timeout_s: float = LONG_S) -> None:
     """Until metrics.jsonl shows `step`."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -98,8 +99,8 @@ def children_of(process_id: int) -> list[int]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rsplit(")", 1)[1].split()
-        except FileNotFoundError:
-            continue
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has just ended
         if int(fields[1]) == process_id:
             child = int(stat.parent.name)
             found += [child, *children_of(child)]

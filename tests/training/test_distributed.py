@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from processes import ENV, children_of, prepared, rank_of, start, wait_for_step
+from processes import ENV, LONG_S, children_of, prepared, rank_of, start, wait_for_step
 from safetensors.torch import load_file
 
 from maskfleet.config.base import replaced
@@ -20,8 +19,7 @@ from maskfleet.config.load import write_run_file
 from maskfleet.config.run import RunConfig
 from maskfleet.errors import TrainingError
 from maskfleet.training.distributed import Worker, meeting_point, worker_from_env
-
-DETECTED_WITHIN_S = 60
+from ports import free_port
 
 
 def test_torchrun_and_mpirun_say_who_a_process_is() -> None:
@@ -53,8 +51,8 @@ def test_two_ranks_of_two_images_have_the_gradients_of_one_rank_of_four(tmp_path
     write_run_file(tmp_path, micro)
     script = [str(Path(__file__).with_name("one_step.py")), str(tmp_path)]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    subprocess.run([sys.executable, *script, str(tmp_path / "one")], env=ENV, check=True, timeout=120)
-    subprocess.run([sys.executable, *torchrun, *script, str(tmp_path / "two")], env=ENV, check=True, timeout=120)
+    subprocess.run([sys.executable, *script, str(tmp_path / "one")], env=ENV, check=True, timeout=LONG_S)
+    subprocess.run([sys.executable, *torchrun, *script, str(tmp_path / "two")], env=ENV, check=True, timeout=LONG_S)
     one, two = load_file(tmp_path / "one"), load_file(tmp_path / "two")
     assert one.keys() == two.keys()
     for name, value in one.items():
@@ -77,10 +75,10 @@ def kill_rank(launcher: int, rank: int, name: str = "RANK") -> None:
 def test_torchrun_ends_naming_the_rank_that_died(tmp_path: Path, micro: RunConfig) -> None:
     process = start(prepared(tmp_path, endless(micro)), ranks=2)
     wait_for_step(process, tmp_path, 3)
-    killed_at = time.monotonic()
     kill_rank(process.pid, 1)
-    output, _ = process.communicate(timeout=DETECTED_WITHIN_S)
-    assert time.monotonic() - killed_at < DETECTED_WITHIN_S
+    killed_at = time.monotonic()
+    output, _ = process.communicate(timeout=LONG_S)
+    print(f"torchrun ended {time.monotonic() - killed_at:.1f} s after the rank")
     assert process.returncode != 0
     assert "rank 1" in output or "rank      : 1" in output, output
     assert not any(rank_of(child) is not None for child in children_of(process.pid))
@@ -112,7 +110,7 @@ def test_mpirun_ends_naming_the_rank_that_died(tmp_path: Path, micro: RunConfig)
     )
     wait_for_step(process, run_dir, 3)
     kill_rank(process.pid, 1, "OMPI_COMM_WORLD_RANK")
-    output, _ = process.communicate(timeout=DETECTED_WITHIN_S)
+    output, _ = process.communicate(timeout=LONG_S)
     assert process.returncode != 0
     assert "rank 1" in output, output
 
@@ -122,9 +120,7 @@ def test_a_rank_that_dies_in_evaluation_does_not_leave_the_others_waiting(tmp_pa
     """Started by hand, so that no launcher cleans up: the survivor itself must notice and say who is gone."""
     config = replaced(micro, {"eval.every_epochs": 1, "train.epoch_schedule": ((400, None),)})
     run_dir = prepared(tmp_path, config)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", "maskfleet", "train", str(run_dir)],
@@ -142,7 +138,7 @@ def test_a_rank_that_dies_in_evaluation_does_not_leave_the_others_waiting(tmp_pa
         ranks[1].send_signal(signal.SIGSTOP)  # so that the other waits for it in a step or in the evaluation
         time.sleep(1)
         ranks[1].kill()
-        output, _ = ranks[0].communicate(timeout=DETECTED_WITHIN_S)
+        output, _ = ranks[0].communicate(timeout=LONG_S)
     finally:
         for process in ranks:
             process.kill()

@@ -57,7 +57,8 @@ def meeting_point(env: Mapping[str, str], worker: Worker) -> tuple[str, int]:
             remedy="give the address of the first host: mpirun -x MASTER_ADDR=… -x MASTER_PORT=29500 …",
         )
     job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or str(os.getppid())
-    port = 20000 + int.from_bytes(hashlib.sha256(job.encode()).digest()[:2], "big") % 20000
+    # Below 32768, where the ports begin that Linux gives to connections: one of those may be taken by anybody.
+    port = 20000 + int.from_bytes(hashlib.sha256(job.encode()).digest()[:2], "big") % 12000
     return env.get("MASTER_ADDR", "127.0.0.1"), int(env.get("MASTER_PORT", port))
 
 
