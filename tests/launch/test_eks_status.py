@@ -75,6 +75,14 @@ def test_hosts_are_the_workers_with_what_keeps_them(api: FakeKube) -> None:
     assert (second.address, second.state, second.detail) == ("r50-worker-1", "running", "on ip-10-0-1-5.ec2.internal")
 
 
+def test_a_worker_that_runs_has_found_its_node_whatever_was_said_before(api: FakeKube) -> None:
+    case = json.loads((CASES / "no-gpu-node.json").read_text())
+    pods = [thing for thing in case["things"] if thing["kind"] == "Pod"]
+    pods[0]["status"]["phase"] = "Running"
+    api.add(*case["things"])
+    assert [host.state for host in backend_of(HANDLE).status(HANDLE).hosts] == ["running", "unschedulable"]
+
+
 def test_a_job_that_lost_a_worker_says_how_many_are_left(api: FakeKube) -> None:
     filled(api, "node-lost")
     assert backend_of(HANDLE).status(HANDLE).detail == "1 of 2 workers are not ready"

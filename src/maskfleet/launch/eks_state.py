@@ -203,7 +203,7 @@ def _host(pod: Json) -> HostStatus:
             state = waiting.get("reason") or terminated["reason"]
             detail = waiting.get("message") or terminated.get("message") or ""
     unscheduled = next((one for one in status.get("conditions", []) if one.get("reason") == "Unschedulable"), None)
-    if unscheduled is not None:
+    if unscheduled is not None and status.get("phase") == "Pending":
         state, detail = "unschedulable", unscheduled.get("message", "")
     if status.get("reason"):
         state, detail = status["reason"], status.get("message", "")
