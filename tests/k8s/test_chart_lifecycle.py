@@ -11,6 +11,7 @@ from kube import Kube, Manifest, eventually, random_name
 
 pytestmark = pytest.mark.usefixtures("mpijobs", "other_kinds")
 Key = tuple[str, str]
+IN_USE = "a name that is still in use"
 
 
 @pytest.mark.parametrize("case", LIFECYCLES, ids=lambda case: case.chart)
@@ -41,7 +42,7 @@ def test_a_second_release_of_the_same_name_is_refused(kube: Kube, case: Lifecycl
         done = kube.try_install(release, case.chart, filled(case.second, kube.namespace))
 
         assert done.returncode != 0
-        assert "cannot re-use a name that is still in use" in done.stderr
+        assert IN_USE in done.stderr
         assert objects_of(kube, release) == objects
 
 
@@ -51,7 +52,7 @@ def test_another_chart_under_the_name_of_a_run_takes_nothing_of_it(kube: Kube) -
 
         done = kube.try_install("same", "notebook", DOCUMENTED["notebook"]["defaults"])
 
-        assert "cannot re-use a name that is still in use" in done.stderr
+        assert IN_USE in done.stderr
         assert kube.get("mpijob", "same")["metadata"]["uid"] == job["metadata"]["uid"]
 
 
@@ -101,16 +102,19 @@ def test_the_api_takes_documented_values(shared_kube: Kube, chart: str, label: s
 @contextmanager
 def installed(kube: Kube, release: str, chart: str, values: Values) -> Iterator[set[Key]]:
     """A release that is gone afterwards, with what helm is told to leave in place; gives the names of those."""
-    kube.install(release, chart, filled(values, kube.namespace))
-    kept = keys_kept(kube.released(release))
+    kept: set[Key] = set()
     try:
+        kube.install(release, chart, filled(values, kube.namespace))
+        kept |= keys_kept(kube.released(release))
         yield kept
     finally:
+        # An installation that failed has a release, too, and objects outside of the namespace.
         if kube.try_helm("status", release).returncode == 0:
+            kept |= keys_kept(kube.released(release))
             kube.helm("uninstall", release)
         # Claims first: a volume in use does not go.
         for kind, name in sorted(kept, key=lambda key: key[0] != "PersistentVolumeClaim"):
-            kube.kubectl("delete", kind, name, "--timeout=60s")
+            kube.kubectl("delete", kind, name, "--ignore-not-found", "--timeout=60s")
 
 
 def keys_kept(objects: list[Manifest]) -> set[Key]:
