@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -208,7 +207,7 @@ def test_a_cancelled_job_ends_what_follows_it(fleet: Fleet, kubelet: Kubelet) ->
         # As a kubelet does: first the pod's processes end, then the pod.
         kubelet.say(pod, "saved")
         kubelet.open.discard(pod)
-        time.sleep(1)
+        following.shows("saved")
         fleet.kube.try_kubectl("delete", "pod", pod, "--force", "--grace-period=0")
         cancelled.join(120)
         lines = following.end()

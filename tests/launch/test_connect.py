@@ -117,9 +117,9 @@ def agent(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     process = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL)
     try:
         monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
-        for _ in range(100):
-            if socket.exists():
-                break
+        deadline = time.monotonic() + 120
+        while subprocess.run(["ssh-add", "-l"], capture_output=True, check=False).returncode == 2:  # nobody answers yet
+            assert time.monotonic() < deadline, "ssh-agent did not start"
             time.sleep(0.05)
         own_key = home / ".ssh" / "id_ed25519"
         subprocess.run(["ssh-add", "-q", str(own_key)], check=True, capture_output=True)
@@ -127,7 +127,7 @@ def agent(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         yield
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait()
 
 
 @pytest.mark.usefixtures("agent")

@@ -27,7 +27,7 @@ from maskfleet.training.metrics import read_metrics
 NASTY = "a b'\"$(touch harm)`touch harm`;\n&"
 
 
-def until(condition: Callable[[], object], timeout_s: float = 90) -> None:
+def until(condition: Callable[[], object], timeout_s: float = 240) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

@@ -125,12 +125,14 @@ def _await_start(
             return
         waiting = [one.get("state", {}).get("waiting", {}).get("reason") for one in status.get("containerStatuses", [])]
         is_stuck = any(reason not in STARTING for reason in waiting)
-        if is_stuck or status.get("phase") in ("Failed", "Succeeded") or clock() > deadline:
+        if is_stuck or status.get("phase") in ("Failed", "Succeeded"):
             raise _stuck(kube, release, pod)
         words = _waits_for(status)
         if words not in ("", said):
             told(f"{name} waits: {words}")
             said = words
+        if clock() > deadline:
+            raise _stuck(kube, release, pod)
         sleep(POLL_S)
 
 
