@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,11 +50,12 @@ def moto_server(log: Path) -> Iterator[str]:
         subprocess.Popen([tool("moto_server"), "-H", "127.0.0.1", "-p", "0"], stdout=file, stderr=file) as process,
     ):
         try:
-            for _ in range(600):
+            deadline = time.monotonic() + 240
+            while time.monotonic() < deadline:
                 found = re.search(r"Running on (http://127\.0\.0\.1:\d+)", log.read_text())
                 if found or process.poll() is not None:
                     break
-                threading.Event().wait(0.05)
+                time.sleep(0.05)
             assert found, log.read_text()
             yield found.group(1)
         finally:

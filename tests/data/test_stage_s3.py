@@ -213,13 +213,13 @@ def test_a_killed_staging_leaves_no_half_files_and_goes_on(s3: FlakyS3, tmp_path
     def hold(request: Request) -> None:
         if len([one for one in s3.gets() if one.endswith(".bin")]) > 20:
             reached.set()
-            go_on.wait(60)
+            go_on.wait(240)
 
     s3.fault = hold
     with subprocess.Popen(
         command("s3://coco-data/sets/coco", tmp_path / "efs", "--workers", 3), stderr=subprocess.PIPE
     ) as process:
-        assert reached.wait(60)
+        assert reached.wait(240)
         process.send_signal(signal.SIGKILL)
         process.communicate()
     go_on.set()
@@ -246,11 +246,11 @@ def test_a_killed_upload_goes_on(s3: FlakyS3, tmp_path: Path) -> None:
     def hold(request: Request) -> None:
         if len(s3.puts()) > 15:
             reached.set()
-            go_on.wait(60)
+            go_on.wait(240)
 
     s3.fault = hold
     with subprocess.Popen(command(tmp_path / "mine", "s3://coco-data/up"), stderr=subprocess.PIPE) as process:
-        assert reached.wait(60)
+        assert reached.wait(240)
         process.send_signal(signal.SIGKILL)
         process.communicate()
     go_on.set()

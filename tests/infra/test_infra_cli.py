@@ -121,7 +121,7 @@ def test_another_place_is_refused(stage: Any, run: Any) -> None:
 
 def test_a_terminal_gets_a_table_and_a_question(stage: Any, driver: list[str]) -> None:
     shown = on_a_terminal(
-        [*driver, "up", "eks", *GIVEN, "--var", "sleep_s=1.5", "--workdir", str(stage.workdir)],
+        [*driver, "up", "eks", *GIVEN, "--var", "sleep_s=4", "--workdir", str(stage.workdir)],
         stage.env,
         answers={"apply this to aws?": "y\n"},
     )
@@ -146,7 +146,7 @@ def on_a_terminal(argv: list[str], env: dict[str, str], *, answers: dict[str, st
     size = {"COLUMNS": "100", "LINES": "30", "TERM": "xterm"}
     process = subprocess.Popen(argv, env={**env, **size}, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
-    shown, left, end = "", dict(answers), time.monotonic() + 120
+    shown, left, end = "", dict(answers), time.monotonic() + 240
     try:
         while time.monotonic() < end:
             ready, _, _ = select.select([mine], [], [], 0.2)
@@ -157,7 +157,7 @@ def on_a_terminal(argv: list[str], env: dict[str, str], *, answers: dict[str, st
             shown += chunk.decode(errors="replace")
             for question in [one for one in left if one in shown]:
                 os.write(mine, left.pop(question).encode())
-        assert process.wait(timeout=30) == code, shown
+        assert process.wait(timeout=240) == code, shown
     finally:
         os.close(mine)
         if process.poll() is None:

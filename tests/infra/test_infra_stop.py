@@ -14,6 +14,7 @@ from typing import Any
 from maskfleet.infra.process import stream
 
 CLUSTER = "terraform_data.cluster"
+LONG_S = 240  # that long nothing takes, however busy the machine
 
 
 def start(stage: Any, driver: list[str], *words: str, **more: Any) -> subprocess.Popen[str]:
@@ -22,11 +23,11 @@ def start(stage: Any, driver: list[str], *words: str, **more: Any) -> subprocess
 
 
 def up(stage: Any, driver: list[str], **more: Any) -> subprocess.Popen[str]:
-    given = ["--var", "region=us-west-2", "--var", "cluster_name=fleet", "--var", "sleep_s=60"]
+    given = ["--var", "region=us-west-2", "--var", "cluster_name=fleet", "--var", f"sleep_s={LONG_S}"]
     return start(stage, driver, "up", "--yes", *given, **more)
 
 
-def wait_for(condition: Any, what: str, limit_s: float = 60) -> None:
+def wait_for(condition: Any, what: str, limit_s: float = LONG_S) -> None:
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, f"{what} did not happen"
@@ -39,7 +40,7 @@ def log_says(stage: Any, text: str) -> bool:
 
 
 def is_making_the_cluster(stage: Any) -> bool:
-    return log_says(stage, '"sleep 60')
+    return log_says(stage, f'"sleep {LONG_S}')
 
 
 def tainted(stage: Any) -> list[str]:
@@ -54,7 +55,7 @@ def finish(stage: Any, driver: list[str]) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=LONG_S,
     )
     return done.stderr
 
@@ -64,7 +65,7 @@ def test_ctrl_c_ends_terraform_cleanly_and_up_goes_on(stage: Any, driver: list[s
     wait_for(lambda: is_making_the_cluster(stage), "making the cluster")
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does
     os.killpg(running.pid, signal.SIGINT)  # and again, by an impatient user
-    _, shown = running.communicate(timeout=60)
+    _, shown = running.communicate(timeout=LONG_S)
     assert running.returncode == 130
     assert "terraform ended cleanly, its state is saved" in shown
     assert tainted(stage) == [CLUSTER]
@@ -77,24 +78,26 @@ def test_ctrl_c_ends_terraform_cleanly_and_up_goes_on(stage: Any, driver: list[s
 
 def test_a_child_is_interrupted_once_however_often_the_user_asks(tmp_path: Path) -> None:
     count = """
-import signal, sys, time
+import pathlib, signal, sys, time
 heard = []
 signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
 print("ready", flush=True)
-while not heard:
+while not (heard and pathlib.Path(sys.argv[1]).exists()):
     time.sleep(0.01)
-time.sleep(1.0)
 sys.exit(40 + len(heard))
 """
+    may_end = tmp_path / "may_end"
     asked: list[int] = []
     lines: list[str] = []
 
     def tick() -> None:
         if lines and len(asked) < 2:
             os.kill(os.getpid(), signal.SIGINT)
+        elif lines:
+            may_end.touch()
 
     done = stream(
-        [sys.executable, "-c", count],
+        [sys.executable, "-c", count, str(may_end)],
         cwd=tmp_path,
         env=os.environ,
         log=tmp_path / "log",
@@ -131,7 +134,7 @@ def test_a_reader_that_went_away_stops_terraform_cleanly(stage: Any, driver: lis
     wait_for(lambda: is_making_the_cluster(stage), "making the cluster")
     running.stderr.close()
     os.kill(running.pid, signal.SIGTERM)
-    assert running.wait(timeout=60) != 0
+    assert running.wait(timeout=LONG_S) != 0
     assert not terraforms(stage)
     assert tainted(stage) == [CLUSTER]
 
@@ -141,12 +144,12 @@ def test_two_commands_do_not_work_in_one_folder(stage: Any, driver: list[str]) -
     try:
         wait_for(lambda: is_making_the_cluster(stage), "making the cluster")
         other = start(stage, driver, "plan", stderr=subprocess.PIPE)
-        _, shown = other.communicate(timeout=60)
+        _, shown = other.communicate(timeout=LONG_S)
         assert other.returncode == 2
         assert "another maskfleet infra is at work" in shown
     finally:
         running.send_signal(signal.SIGINT)
-        running.wait(timeout=60)
+        running.wait(timeout=LONG_S)
 
 
 def terraforms(stage: Any) -> list[int]:
