@@ -75,7 +75,7 @@ def run_dir_of(handle: str) -> Path:
     return Path(JobHandle.parse(handle).path)
 
 
-def until(condition: Callable[[], object], timeout_s: float = 90) -> None:
+def until(condition: Callable[[], object], timeout_s: float = 240) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

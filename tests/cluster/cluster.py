@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -28,7 +29,7 @@ def why_not() -> str | None:
 
 
 def run(*argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(argv, capture_output=True, text=True, check=check, timeout=30)
+    return subprocess.run(argv, capture_output=True, text=True, check=check, timeout=240)
 
 
 class Cluster:
@@ -69,7 +70,8 @@ class Cluster:
             for pid in run(
                 "ip", "netns", "pids", f"mf{number}", check=False
             ).stdout.split():  # of tests that were killed
-                os.kill(int(pid), signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it went with the one before it
+                    os.kill(int(pid), signal.SIGKILL)
             run("ip", "link", "delete", f"mfv{number}", check=False)  # the kernel takes its time with namespaces
             run("ip", "netns", "delete", f"mf{number}", check=False)
             shutil.rmtree(f"/etc/netns/mf{number}", ignore_errors=True)
@@ -98,7 +100,7 @@ class Cluster:
                 stderr=log,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 240
         while run("bash", "-c", f"</dev/tcp/{self.address(number)}/22", check=False).returncode != 0:
             assert time.monotonic() < deadline, (home / "sshd.log").read_text()
             time.sleep(0.1)
@@ -128,6 +130,14 @@ class Cluster:
         """Command lines of all processes of a host but its sshd."""
         listed = self.inside(number, "ps", "-e", "-o", "args=").stdout.splitlines()
         return [line for line in listed if "sshd" not in line and not line.startswith("ps ")]
+
+    def until_idle(self) -> None:
+        """No host runs anything; only a supervisor that has said its last word may take a moment to end."""
+        deadline = time.monotonic() + 60
+        while found := [line for number in range(1, self.count + 1) for line in self.processes(number)]:
+            assert all("maskfleet.launch.supervisor" in line or "<defunct>" in line for line in found), found
+            assert time.monotonic() < deadline, found
+            time.sleep(0.2)
 
     def fill_disk(self, number: int, path: Path) -> None:
         """A full file system at `path`, on that host only."""

@@ -32,13 +32,13 @@ class Pod:
     def log(self) -> str:
         return self._log.read_text()
 
-    def ended(self, timeout_s: float = 120) -> int:
+    def ended(self, timeout_s: float = 240) -> int:
         """Exit code of its main process."""
         return self._process.wait(timeout_s)
 
-    def exec(self, command: Sequence[str], timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    def exec(self, command: Sequence[str], timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
         """What a probe or a hook of the pod does."""
-        until(self._first, 20)
+        until(self._first)
         inside = ["nsenter", "--target", self._first(), "--mount", "--uts", "--net", "--pid", "--root", "--wd=/"]
         return subprocess.run(
             [*inside, *BECOME, "--", *command],
