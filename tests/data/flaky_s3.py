@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
@@ -98,11 +98,10 @@ class _Handler(BaseHTTPRequestHandler):
             text = f"<Error><Code>{fault.code}</Code><Message>{fault.code}</Message></Error>".encode()
             self.reply(fault.status, [("Content-Type", "application/xml")], text)
             return
-        inner = http.client.HTTPConnection(urlsplit(self.s3.behind).netloc)
-        inner.request(self.command, self.path, body, dict(self.headers.items()))
-        answer = inner.getresponse()
-        content = answer.read()
-        inner.close()
+        with closing(http.client.HTTPConnection(urlsplit(self.s3.behind).netloc)) as inner:
+            inner.request(self.command, self.path, body, dict(self.headers.items()))
+            answer = inner.getresponse()
+            content = answer.read()
         if isinstance(fault, Spoil):
             content = bytes([content[0] ^ 1]) + content[1:]
         self.reply(answer.status, answer.getheaders(), content, fault)

@@ -214,7 +214,7 @@ class KubeApi:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 parts = urlsplit(self.path)
-                known = kinds | {re.sub(r"/namespaces/[^/]+", "", name.rsplit("/", 1)[0]) for name in api.objects}
+                known = kinds | {re.sub(r"/namespaces/[^/]+", "", name.rsplit("/", 1)[0]) for name in list(api.objects)}
                 if not self._allowed():
                     return
                 if parts.path == "/version":

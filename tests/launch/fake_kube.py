@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import wsproto
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Request
-from wsproto.utilities import LocalProtocolError
+from wsproto.utilities import LocalProtocolError, ProtocolError
 
 from ports import free_port
 
@@ -254,7 +254,7 @@ class _Handler(BaseHTTPRequestHandler):
                         message = b""
                     elif isinstance(event, CloseConnection):
                         process.kill()
-        except (OSError, ValueError):  # the client, or the process, is gone
+        except (OSError, ValueError, ProtocolError):  # the client, or the process, is gone
             process.kill()
 
     def _pump_out(self, websocket: Any, process: subprocess.Popen[bytes]) -> None:

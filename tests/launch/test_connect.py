@@ -39,9 +39,16 @@ async def server(folder: Path, host_key: asyncssh.SSHKey) -> AsyncIterator[int]:
         process.stdout.write(f"heard {process.command}\n")
         process.exit(0)
 
+    connections: list[asyncssh.SSHServerConnection] = []
+
+    class Server(asyncssh.SSHServer):
+        def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
+            connections.append(conn)
+
     listening = await asyncssh.listen(
         "127.0.0.1",
         0,
+        server_factory=Server,
         server_host_keys=[host_key],
         authorized_client_keys=str(folder / "authorized_keys"),
         process_factory=answer,
@@ -51,6 +58,9 @@ async def server(folder: Path, host_key: asyncssh.SSHKey) -> AsyncIterator[int]:
     finally:
         listening.close()
         await listening.wait_closed()
+        for connection in connections:  # of which the loop may not have heard yet that the client is gone
+            connection.abort()
+            await connection.wait_closed()
 
 
 async def said(connection: Connection) -> str:
