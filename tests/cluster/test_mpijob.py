@@ -112,7 +112,7 @@ def test_after_a_death_the_next_attempt_goes_on_where_the_first_was(
     run_dir = fsx / "logs" / f"kept-{dying}"
     workers = ready(job)
     first = job.launcher()
-    until(lambda: last_step(run_dir) >= 35)
+    until(lambda: last_step(run_dir) >= 35 and saved_step(run_dir) >= 30)
     if dying == "launcher":
         first.kill()
     else:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 
 from maskfleet.config.load import write_run_file
 from maskfleet.config.run import RunConfig
+from maskfleet.training.checkpoint import CheckpointStore
 from maskfleet.training.metrics import read_metrics
 
 WALL_CLOCK = ("time", "images_per_s", "data_wait_s", "memory_mib")
@@ -57,23 +59,35 @@ def finish(run_dir: Path, ranks: int = 1) -> str:
     return output
 
 
-def wait_for_step(process: subprocess.Popen[str], run_dir: Path, step: int, timeout_s: float = LONG_S) -> None:
+def wait_for_step(process: subprocess.Popen[str], run_dir: Path, step: int) -> None:
     """Until metrics.jsonl shows `step`."""
-    deadline = time.monotonic() + timeout_s
+    _wait(process, lambda: any(record["step"] >= step for record in read_metrics(run_dir)), f"step {step}")
+
+
+def wait_for_checkpoints(process: subprocess.Popen[str], run_dir: Path, count: int) -> None:
+    """Until so many are whole: they are written beside the training, which may be steps ahead of a slow disk."""
+    store = CheckpointStore(run_dir / "checkpoints", keep_last=count)
+    _wait(process, lambda: len(store.steps()) >= count, f"checkpoint {count}")
+
+
+def _wait(process: subprocess.Popen[str], reached: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + LONG_S
     while time.monotonic() < deadline:
-        if any(record["step"] >= step for record in read_metrics(run_dir)):
+        ended = process.poll() is not None  # asked first: what it did before its end counts
+        if reached():
             return
-        if process.poll() is not None:
+        if ended:
             output, _ = process.communicate()
-            raise AssertionError(f"ended with {process.returncode} before step {step}:\n{output}")
+            raise AssertionError(f"ended with {process.returncode} before {what}:\n{output}")
         time.sleep(0.01)
     kill_group(process)
-    raise AssertionError(f"step {step} was not reached in {timeout_s} s")
+    raise AssertionError(f"{what} was not reached in {LONG_S} s")
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:
     """kill -9 for the process and all its children."""
-    os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # all of them have ended by themselves
+        os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
 

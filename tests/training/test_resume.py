@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import LONG_S, finish, kill_group, losses, prepared, same_weights, start, wait_for_step
+from processes import (
+    LONG_S,
+    finish,
+    kill_group,
+    losses,
+    prepared,
+    same_weights,
+    start,
+    wait_for_checkpoints,
+    wait_for_step,
+)
 
 from maskfleet.config.base import replaced
 from maskfleet.config.run import RunConfig
@@ -92,6 +102,7 @@ def test_a_damaged_newest_checkpoint_costs_steps_but_not_bits(unharmed: Path, tm
     run_dir = prepared(tmp_path, micro)
     process = start(run_dir)
     wait_for_step(process, run_dir, 14)
+    wait_for_checkpoints(process, run_dir, 2)
     kill_group(process)
     store = CheckpointStore(run_dir / "checkpoints", keep_last=3)
     newest = store.path(store.steps()[-1])
@@ -126,6 +137,7 @@ def test_another_number_of_ranks_goes_on_and_says_so(tmp_path: Path, micro: RunC
     run_dir = prepared(tmp_path, replaced(micro, {"train.epoch_schedule": ((12, None),)}))
     process = start(run_dir)
     wait_for_step(process, run_dir, 8)
+    wait_for_checkpoints(process, run_dir, 1)
     kill_group(process)
     store = CheckpointStore(run_dir / "checkpoints", keep_last=3)
     saved = store.steps()[-1]  # 6, or more where the kill took its time
