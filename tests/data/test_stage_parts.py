@@ -6,6 +6,8 @@ import os
 import pty
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,9 @@ from maskfleet.cli import stage as stage_command
 from maskfleet.cli.data import app
 from maskfleet.cli.stage import Meter
 from maskfleet.data.stage import stage
-from maskfleet.data.stage_index import Index
+from maskfleet.data.stage_index import Index, Row
 from maskfleet.data.stage_manifest import Item, Record, line_of, records_of, size_text, why_refused
-from maskfleet.data.stage_work import Tally
+from maskfleet.data.stage_work import Tally, in_parallel
 from maskfleet.errors import DataError
 
 
@@ -86,6 +88,26 @@ def test_the_index_pages_through_more_files_than_a_page() -> None:
     assert index.todo_total() == (1250, 1250, 0)
     assert len(list(index.records())) == 1250
     index.close()
+
+
+def test_files_that_were_copied_are_told_before_the_one_that_ends_all() -> None:
+    broke = threading.Event()
+
+    def rows() -> Iterator[Row]:
+        yield from (Row(Item(path, 1), None, None, None) for path in "abcd")
+        assert broke.wait(120)  # who asks for results is late: all of them are there at once
+
+    def work(row: Row) -> Record:
+        if row.item.path == "d":
+            broke.set()
+            raise OSError("the disk is gone")
+        return Record(row.item.path, 1, "0" * 64, "e")
+
+    told: list[str] = []
+    results = in_parallel(rows(), work, Tally(files=4, total_bytes=4), workers=1, tick=lambda tally: None)
+    with pytest.raises(OSError, match="the disk is gone"):
+        told.extend(row.item.path for row, _ in results)
+    assert sorted(told) == ["a", "b", "c"]
 
 
 def test_staging_loads_neither_torch_nor_numpy_nor_opencv() -> None:

@@ -117,7 +117,8 @@ def in_parallel(
         nonlocal waiting
         while len(waiting) > at_most:
             done, waiting = wait(waiting, timeout=_TICK_S, return_when=FIRST_COMPLETED)
-            for future in done:
+            # What went well first: it is noted before what did not ends all.
+            for future in sorted(done, key=lambda one: one.exception() is not None):
                 tally.files_done += 1
                 yield future.result()
             tick(tally)
