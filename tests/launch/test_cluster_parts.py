@@ -23,8 +23,9 @@ from maskfleet.doctor import Verdict
 from maskfleet.launch.child import write_line
 from maskfleet.launch.doctor import Facts, judge_host, judge_together
 from maskfleet.launch.job import JobState, job_for
-from maskfleet.launch.jobdir import Beat, Endpoint, Host, Job, JobFolder
+from maskfleet.launch.jobdir import Beat, Endpoint, Host, Job, JobFolder, locked
 from maskfleet.launch.peers import GRACE_S, LOST_S, Peers
+from maskfleet.launch.placing import refuse_running
 from maskfleet.launch.reach import CUT_S, Reach
 from maskfleet.launch.report import log_lines, status_of
 from maskfleet.launch.shell import remote_line
@@ -248,6 +249,27 @@ def test_an_event_that_is_just_being_written_is_not_told_yet(tmp_path: Path) -> 
     with (folder.host(0) / "events.jsonl").open("a") as file:
         file.write('{"time": "2026-11-15T10:00')
     assert [line.split(" ", 1)[1] for line in folder.events()] == ["first"]
+
+
+def test_a_run_that_is_launched_again_at_once_waits_for_its_last_supervisor(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path)
+    folder.host(0).mkdir(parents=True)
+    (folder.path / "job.json").write_text(job(1).to_json())
+    folder.write_beat(0, Beat(9, 1, "running", 0, 0, time.time(), "10.0.0.1", []))
+    folder.write_outcome("done", 0)
+    threading.Timer(1.0, close_host, (folder,)).start()
+    refuse_running(tmp_path)
+    last = folder.beat(0)
+    assert last is not None
+    assert last.state == "done"
+
+
+def test_a_second_supervisor_waits_for_a_while(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as mine, (tmp_path / "lock").open("w") as other:
+        assert locked(other, within_s=0)
+        assert not locked(mine, within_s=0.3)
+        threading.Timer(0.5, other.close).start()
+        assert locked(mine, within_s=60)
 
 
 def close_host(folder: JobFolder) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from maskfleet.errors import LaunchError
 
@@ -196,3 +196,19 @@ def write_whole(path: Path, text: str) -> None:
 def _draft_of(path: Path) -> Path:
     """A name for this one writer: two hosts may well have processes of the same number."""
     return path.with_name(f"{path.name}.{secrets.token_hex(6)}.part")
+
+
+def locked(lock: IO[str], *, within_s: float) -> bool:
+    """Whether `lock` became ours in that time; it stays so until the file is closed."""
+    import fcntl  # not on Windows, from where one may launch
+
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.1)
+        else:
+            return True

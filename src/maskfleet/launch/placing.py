@@ -9,14 +9,15 @@ from maskfleet.config.load import RUN_FILE, load, write_run_file
 from maskfleet.errors import LaunchError
 from maskfleet.launch.job import JobState
 from maskfleet.launch.jobdir import LAUNCH, write_whole
-from maskfleet.launch.report import status_of
+from maskfleet.launch.report import await_close, status_of
 
 JOB_FILE = f"{LAUNCH}/job.json"
 INCOMING = ".incoming"  # ending of files that were sent and are not yet in place
 
 
 def refuse_running(run_dir: Path) -> None:
-    """A job that is running is not sent again."""
+    """A job that is running is not sent again; one that has just ended is let end."""
+    await_close(run_dir)
     status = status_of(run_dir)
     if status.state in (JobState.RUNNING, JobState.PENDING):
         raise LaunchError(

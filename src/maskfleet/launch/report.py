@@ -16,7 +16,7 @@ from pathlib import Path
 
 from maskfleet.errors import MaskfleetError
 from maskfleet.launch.job import HostStatus, JobState, JobStatus
-from maskfleet.launch.jobdir import JobFolder
+from maskfleet.launch.jobdir import JobFolder, locked
 from maskfleet.launch.processes import mark_of, sweep
 
 SILENT_S = 40.0  # between machines, whose clocks may differ a little
@@ -88,6 +88,16 @@ def log_lines(
         time.sleep(POLL_S)
 
 
+def await_close(run_dir: Path) -> None:
+    """Wait until the hosts of a job that is over have closed it, and nobody writes into its folder any more."""
+    ended = time.monotonic()
+    while time.monotonic() - ended < CLOSING_S:
+        status = status_of(run_dir)
+        if not (status.state.is_final and _has_more_to_say(status)):
+            return
+        time.sleep(POLL_S)
+
+
 def _has_more_to_say(status: JobStatus) -> bool:
     """Whether a host that is alive has yet to close a job: its outcome is written before its last lines are."""
     return any(not host.detail and host.state in ("starting", "running", "waiting") for host in status.hosts)
@@ -125,20 +135,10 @@ def start(run_dir: Path, index: int) -> None:
 
 def stop(run_dir: Path, index: int, *, patience_s: float = 90) -> list[int]:
     """Wait until host `index` has stopped after a wish to cancel, then kill what is left; the answer withstood."""
-    import fcntl
-
     own = JobFolder(run_dir).host(index)
     own.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + patience_s
     with (own / "lock").open("w") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    break
-                time.sleep(0.1)
+        locked(lock, within_s=patience_s)
         left = sweep(mark_of(run_dir))
     JobFolder(run_dir).write_outcome("cancelled", 143)
     return left

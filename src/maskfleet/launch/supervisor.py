@@ -7,7 +7,6 @@ starts the supervisor of a lost host anew as soon as the host answers again.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from maskfleet.launch.child import Child, write_line
-from maskfleet.launch.jobdir import Beat, Endpoint, Job, JobFolder
+from maskfleet.launch.jobdir import Beat, Endpoint, Job, JobFolder, locked
 from maskfleet.launch.peers import BEAT_S, LOST_S, Peers
 from maskfleet.launch.processes import age_s, end, mark_of, marked, ranks_of, sweep
 from maskfleet.launch.rank import STOPPED
@@ -29,6 +28,7 @@ from maskfleet.launch.starters import JOIN_S, SAVE_S, environment, local_address
 TICK_S = 0.5
 RETRY_S = 10.0  # between attempts to reach a lost host
 BROKEN_S = 10.0  # that long ranks may take to end when they have nothing to save
+LEAVING_S = 10.0  # that long a supervisor may take to end after its last beat
 REJOIN_S = 30.0  # that long a follower waits for the leader's word before it joins again
 
 
@@ -360,13 +360,11 @@ def ssh_target(address: str) -> list[str]:
 
 
 def supervise(run_dir: Path, index: int) -> int:
-    """Be the supervisor, unless there is one."""
+    """Be the supervisor, unless there is one; that of a run which is launched again may be just about to leave."""
     own = JobFolder(run_dir).host(index)
     own.mkdir(parents=True, exist_ok=True)
     with (own / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not locked(lock, within_s=LEAVING_S):
             return 0
         supervisor = Supervisor(run_dir, index)
 
