@@ -18,6 +18,7 @@ from train_release import CHART
 from ports import free_port
 
 SCRIPT = CHART / "files" / "pod.py"
+HOSTS = ("127.0.0.1", "localhost")
 LONG_S = 240  # that long nothing takes, however busy the machine
 SAVES = (
     "import os, pathlib, signal, sys, time\n"
@@ -65,18 +66,33 @@ def sshd() -> Iterator[int]:
 
 
 def test_wait_ends_when_all_workers_answer(sshd: int) -> None:
-    out, err = (process := pod("wait", "20", str(sshd), "127.0.0.1", "localhost")).communicate(timeout=LONG_S)
+    out, err = (process := pod("wait", "20", str(sshd), str(free_port()), *HOSTS)).communicate(timeout=LONG_S)
     assert (process.returncode, out, err) == (0, "all 2 workers answer\n", "")
 
 
 def test_wait_names_the_workers_that_never_answered() -> None:
-    out, err = (process := pod("wait", "1", str(free_port()), "127.0.0.1", "no.such.host.invalid")).communicate(
-        timeout=LONG_S
-    )
+    hosts = ("127.0.0.1", "no.such.host.invalid")
+    process = pod("wait", "1", str(free_port()), str(free_port()), *hosts)
+    out, err = process.communicate(timeout=LONG_S)
     assert process.returncode == 1
     assert out.startswith("waiting for 2 of 2 workers: 127.0.0.1 (")
-    assert "no answer within 1 s from 127.0.0.1" in err
+    assert err.startswith("no answer from 127.0.0.1 (")
     assert "no.such.host.invalid" in err
+    assert err.endswith("after 1 s\n")
+
+
+def test_wait_lets_the_ranks_of_an_earlier_launcher_end(sshd: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as earlier:
+        meet = str(earlier.getsockname()[1])
+        process = pod("wait", "1", str(sshd), meet, *HOSTS)
+        out, err = process.communicate(timeout=LONG_S)
+        assert (process.returncode, out) == (1, "waiting for the ranks of an earlier launcher, which save and end\n")
+        assert err == f"ranks of an earlier launcher are left: port {meet} of 127.0.0.1 is in use after 1 s\n"
+        process = pod("wait", str(LONG_S), str(sshd), meet, *HOSTS)
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("waiting for the ranks")
+    out, err = process.communicate(timeout=LONG_S)
+    assert (process.returncode, out, err) == (0, "all 2 workers answer\n", "")
 
 
 def test_check_fails_for_a_silent_worker_and_for_one_that_speaks_no_ssh(sshd: int) -> None:
@@ -143,4 +159,4 @@ def test_anything_else_is_answered_with_the_help() -> None:
     process = pod("dance")
     _, err = process.communicate(timeout=LONG_S)
     assert process.returncode == 2
-    assert "wait LIMIT_S PORT HOST..." in err
+    assert "wait LIMIT_S PORT MEET HOST..." in err

@@ -123,7 +123,7 @@ def test_torchrun_is_elastic_and_meets_at_the_endpoint(tmp_path: Path) -> None:
     assert "--nproc-per-node=8" in argv
     assert "--rdzv-endpoint=10.0.0.1:29401" in argv
     assert any("is_host=false" in argument for argument in argv)
-    assert argv[-4:] == ["-m", "maskfleet", "train", str(tmp_path)]
+    assert argv[-6:] == ["-m", "maskfleet", "train", str(tmp_path), "--wait", "180"]
 
 
 def beat(count: int) -> Beat:

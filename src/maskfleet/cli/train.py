@@ -31,6 +31,14 @@ def train(
             min=1, help="GPUs of this machine to train on, one process each. Default: one.", show_default=False
         ),
     ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Seconds to wait for another process that trains in RUN_DIR; without it, that is an error at once.",
+            show_default=False,
+        ),
+    ] = 0,
 ) -> None:
     """Train, or continue the run in RUN_DIR from its newest checkpoint. Never deletes a run."""
     sets = list(set_ or [])
@@ -38,10 +46,10 @@ def train(
         sets.append(f"data.root={_quoted(data)}")
     resolved = run_config(run_dir, recipe, config, sets)
     if gpus is not None and gpus > 1:
-        _start_ranks(gpus, run_dir, resolved)
+        _start_ranks(gpus, run_dir, resolved, wait)
     from maskfleet.training.run import train as train_run
 
-    train_run(resolved, run_dir)
+    train_run(resolved, run_dir, wait_s=wait)
 
 
 def run_config(run_dir: Path, recipe: str | None, config: Path | None, sets: list[str]) -> RunConfig:
@@ -67,7 +75,7 @@ def _filled(splits: tuple[str | SplitConfig, ...], found: tuple[str, ...]) -> tu
     return tuple(name for split in splits for name in (found if split == "auto" else (split,)))
 
 
-def _start_ranks(count: int, run_dir: Path, config: RunConfig) -> None:
+def _start_ranks(count: int, run_dir: Path, config: RunConfig, wait_s: float) -> None:
     """Become torchrun, which starts this command once a GPU."""
     import torch
 
@@ -82,7 +90,8 @@ def _start_ranks(count: int, run_dir: Path, config: RunConfig) -> None:
         )
     write_run_file(run_dir, config)
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    os.execv(sys.executable, [sys.executable, *launcher, "-m", "maskfleet", "train", str(run_dir)])
+    command = ["-m", "maskfleet", "train", str(run_dir), "--wait", str(wait_s)]
+    os.execv(sys.executable, [sys.executable, *launcher, *command])
 
 
 def _quoted(path: Path) -> str:

@@ -196,7 +196,7 @@ class Folder:
         owner = self._state / "owner"
         try:
             self._state.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self._state / "lock")
+            lock = FileLock(self._state / "lock", fallback_to_soft=False)
             lock.acquire(timeout=0)
             owner.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
             shutil.rmtree(self._parts, ignore_errors=True)
@@ -207,8 +207,6 @@ class Folder:
                 f"another staging into {self.name} is running ({who})",
                 remedy="wait until it ends, or stop it; then run this again",
             ) from error
-        except NotImplementedError as error:
-            raise folder_error(OSError(errno.ENOSYS, str(error)), self.name) from error
         except OSError as error:
             raise folder_error(error, self.name) from error
         return lock

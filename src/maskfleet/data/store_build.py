@@ -242,10 +242,10 @@ def _first_writable(folders: Sequence[Path]) -> Path | None:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold the store's lock; where there are no locks, or one is stuck, go on: the store comes by an atomic rename."""
-    lock = FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S)
+    lock = FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S, fallback_to_soft=False)
     try:
         lock.acquire()
-    except (NotImplementedError, OSError):
+    except OSError:
         yield
         return
     try:

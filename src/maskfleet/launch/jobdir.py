@@ -210,5 +210,10 @@ def locked(lock: IO[str], *, within_s: float) -> bool:
             if time.monotonic() >= deadline:
                 return False
             time.sleep(0.1)
+        except OSError as error:
+            raise LaunchError(
+                f"{lock.name} cannot be locked: {error.strerror}",
+                remedy="keep runs on a file system with locks; mount Lustre with the option flock",
+            ) from error
         else:
             return True

@@ -15,6 +15,7 @@ from maskfleet.launch.processes import MARK, mark_of
 
 PORTS = 16  # a new rendezvous takes the next of so many ports: the one before may still linger on its own
 JOIN_S = 600  # that long the hosts that are left wait for enough others
+LOCK_S = 180  # a file server takes a minute or two to give the locks of a dead machine away
 SAVE_S = 60  # that long a rank may take to save after SIGTERM
 _SIOCGIFADDR = 0x8915
 
@@ -34,8 +35,8 @@ def environment(job: Job, run_dir: Path, index: int, base: Mapping[str, str]) ->
 
 
 def train_command(run_dir: Path) -> list[str]:
-    """What every rank is."""
-    return ["-m", "maskfleet", "train", str(run_dir)]
+    """What every rank is; that of a lost host may hold the run directory until its file server has given it up."""
+    return ["-m", "maskfleet", "train", str(run_dir), "--wait", str(LOCK_S)]
 
 
 def torchrun(job: Job, run_dir: Path, logs: Path, *, index: int, endpoint: Endpoint) -> list[str]:

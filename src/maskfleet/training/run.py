@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 
 from maskfleet.config.base import replaced
-from maskfleet.config.load import write_run_file
 from maskfleet.config.run import RunConfig
 from maskfleet.data.build import build_train_loader
 from maskfleet.errors import ConfigError, TrainingError
@@ -21,6 +19,7 @@ from maskfleet.log import close_logging, logger, setup_logging
 from maskfleet.model.mask_rcnn import MaskRCNN, build_mask_rcnn
 from maskfleet.model.weights import load_weights, save_weights
 from maskfleet.training.checkpoint import CheckpointStore, Snapshot
+from maskfleet.training.claim import claimed
 from maskfleet.training.compile import make_step_runner
 from maskfleet.training.distributed import Ranks, Worker, joined, worker_from_env
 from maskfleet.training.ema import Ema
@@ -38,19 +37,19 @@ from maskfleet.training.view import View
 WEIGHTS_FILE = "model.safetensors"
 
 
-def train(config: RunConfig, run_dir: Path, *, env: Mapping[str, str] = os.environ) -> list[Scores]:
-    """Train `config` in `run_dir`, going on where an earlier process stopped; the answer is the last evaluation."""
+def train(config: RunConfig, run_dir: Path, *, wait_s: float = 0, env: Mapping[str, str] = os.environ) -> list[Scores]:
+    """Train `config` in `run_dir`, going on where an earlier process stopped; the answer is the last evaluation.
+
+    Where another process trains there, its end is waited for up to `wait_s`.
+    """
     worker = worker_from_env(env)
     device = device_for(worker)
-    with joined(worker, device, env) as ranks:
-        lock = _claim(run_dir, config, ranks)
+    with joined(worker, device, env) as ranks, claimed(run_dir, config, ranks, wait_s=wait_s):
         setup_logging(run_dir, worker.rank)
         try:
             return _train(config, run_dir, ranks, device)
         finally:
             close_logging()
-            if lock is not None:
-                lock.release()
 
 
 def device_for(worker: Worker) -> torch.device:
@@ -141,30 +140,6 @@ def _report(run: Run, progress: Progress, scores: list[Scores], run_dir: Path) -
     write_run_report(
         run_dir, run.config, progress, scores, pictures, device=run.device, images_per_step=images_per_step
     )
-
-
-def _claim(run_dir: Path, config: RunConfig, ranks: Ranks) -> FileLock | None:
-    """Make `run_dir` this run's, for this process alone; what goes wrong goes wrong on every rank."""
-    lock, failure = None, None
-    if ranks.worker.is_chief:
-        try:
-            run_dir.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(run_dir / ".lock")
-            lock.acquire(timeout=0)
-            write_run_file(run_dir, config)
-        except Timeout:
-            failure = (
-                f"another process is training in {run_dir}",
-                "wait for it, stop it, or use another run directory",
-            )
-        except ConfigError as error:
-            failure = (error.what, error.remedy)
-        except OSError as error:
-            failure = (f"cannot write to {run_dir}: {error.strerror}", "choose a run directory that you may write to")
-    failure = ranks.broadcast(failure)
-    if failure is not None:
-        raise ConfigError(failure[0], remedy=failure[1])
-    return lock
 
 
 def _with_categories(config: RunConfig, count: int) -> RunConfig:

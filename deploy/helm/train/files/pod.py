@@ -1,9 +1,9 @@
 """What the pods of a job do beside mpirun and sshd, with Python's standard library alone.
 
-wait LIMIT_S PORT HOST...   until every worker answers
-check PORT HOST...          whether every worker answers now
-rank COMMAND...             one rank, which saves when it is asked to stop
-leave LIMIT_S               ask the ranks of this pod, or mpirun, to stop, and wait for them
+wait LIMIT_S PORT MEET HOST...  until every worker answers, and no rank of an earlier launcher is left
+check PORT HOST...              whether every worker answers now
+rank COMMAND...                 one rank, which saves when it is asked to stop
+leave LIMIT_S                   ask the ranks of this pod, or mpirun, to stop, and wait for them
 """
 
 from __future__ import annotations
@@ -34,22 +34,40 @@ def silent(port: int, hosts: Sequence[str], timeout_s: float = 5) -> dict[str, s
     return found
 
 
-def wait(limit_s: float, port: int, hosts: Sequence[str]) -> int:
-    """0 as soon as every host answers; 1 if some do not within `limit_s`."""
+def wait(limit_s: float, port: int, meet: int, hosts: Sequence[str]) -> int:
+    """0 as soon as every host answers and nobody listens on port `meet` of the first; 1 after `limit_s`.
+
+    There the ranks meet. Those of a launcher that was told to leave save until its end, and its successor is here
+    long before: a rank that found the port taken would cost an attempt.
+    """
     deadline = time.monotonic() + limit_s
-    said: dict[str, str] = {}
+    said: list[str] | None = None
     while True:
         missing = silent(port, hosts)
-        if not missing:
+        if not missing and not _listens(hosts[0], meet):
             print(f"all {len(hosts)} workers answer", flush=True)
             return 0
-        if list(missing) != list(said):
-            print(f"waiting for {len(missing)} of {len(hosts)} workers: {_listed(missing)}", flush=True)
-        said = missing
+        if missing:
+            why = f"no answer from {_listed(missing)}"
+            waiting = f"waiting for {len(missing)} of {len(hosts)} workers: {_listed(missing)}"
+        else:
+            why = f"ranks of an earlier launcher are left: port {meet} of {hosts[0]} is in use"
+            waiting = "waiting for the ranks of an earlier launcher, which save and end"
+        if list(missing) != said:
+            print(waiting, flush=True)
+        said = list(missing)
         if time.monotonic() >= deadline:
-            print(f"no answer within {limit_s:.0f} s from {_listed(missing)}", file=sys.stderr, flush=True)
+            print(f"{why} after {limit_s:.0f} s", file=sys.stderr, flush=True)
             return 1
         time.sleep(2)
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 def check(port: int, hosts: Sequence[str]) -> int:
@@ -144,8 +162,8 @@ def _listed(missing: dict[str, str]) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     match list(arguments):
-        case ["wait", limit_s, port, *hosts]:
-            return wait(float(limit_s), int(port), hosts)
+        case ["wait", limit_s, port, meet, *hosts]:
+            return wait(float(limit_s), int(port), int(meet), hosts)
         case ["check", port, *hosts]:
             return check(int(port), hosts)
         case ["rank", *command]:
