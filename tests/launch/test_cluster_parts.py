@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import io
 import json
 import os
@@ -20,12 +22,14 @@ from hypothesis import strategies as st
 from maskfleet.config.launch import SshLaunch
 from maskfleet.config.recipes import recipe
 from maskfleet.doctor import Verdict
+from maskfleet.errors import LaunchError
 from maskfleet.launch.child import write_line
 from maskfleet.launch.doctor import Facts, judge_host, judge_together
 from maskfleet.launch.job import JobState, job_for
 from maskfleet.launch.jobdir import Beat, Endpoint, Host, Job, JobFolder, locked
 from maskfleet.launch.peers import GRACE_S, LOST_S, Peers
 from maskfleet.launch.placing import refuse_running
+from maskfleet.launch.probe import takes_locks
 from maskfleet.launch.reach import CUT_S, Reach
 from maskfleet.launch.report import log_lines, status_of
 from maskfleet.launch.shell import remote_line
@@ -305,7 +309,14 @@ def test_of_two_hosts_the_leading_one_goes_on(tmp_path: Path) -> None:
 def said(**changes: Any) -> dict[str, Any]:
     gpu = ["0", "A100", "3", "40960", "0", "0", "550.1"]
     facts: dict[str, Any] = {"python": "3.11.7", "torch": "2.13.0", "maskfleet": None, "gpus": [gpu], "shm_free": 2**34}
-    facts |= {"disk_free": 2**40, "write_mib_per_s": 500.0, "port_free": True, "unreachable": [], "data": "abc"}
+    facts |= {
+        "disk_free": 2**40,
+        "write_mib_per_s": 500.0,
+        "locks": True,
+        "port_free": True,
+        "unreachable": [],
+        "data": "abc",
+    }
     return facts | changes
 
 
@@ -320,6 +331,7 @@ def said(**changes: Any) -> dict[str, Any]:
         ({"unreachable": ["h1"]}, 0, "reach", Verdict.FAIL),
         ({"disk_free": 2**30}, 0, "disk", Verdict.WARN),
         ({"write_mib_per_s": 3.0}, 0, "write speed", Verdict.WARN),
+        ({"locks": False}, 0, "locks", Verdict.FAIL),
         ({"shm_free": 2**26}, 0, "shared memory", Verdict.WARN),
         ({"data": None}, 0, "data", Verdict.FAIL),
         ({"gpus": []}, 0, "gpu", Verdict.WARN),
@@ -334,6 +346,19 @@ def test_each_fault_of_a_host_is_found_with_a_remedy(
     bad = [finding for finding in findings if finding.verdict is not Verdict.OK]
     assert [(finding.name, finding.verdict) for finding in bad] == ([(name, verdict)] if name else [])
     assert all(finding.remedy for finding in bad)
+
+
+def test_a_file_system_without_locks_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(file: object, operation: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")  # as Lustre does without the option flock
+
+    assert takes_locks(tmp_path)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert not takes_locks(tmp_path)
+    assert not list(tmp_path.iterdir())
+    with (tmp_path / "lock").open("w") as lock, pytest.raises(LaunchError, match="cannot be locked") as caught:
+        locked(lock, within_s=0)
+    assert "option flock" in caught.value.remedy
 
 
 def test_fewer_gpus_than_slots_fail() -> None:

@@ -127,6 +127,8 @@ def judge_host(facts: Facts, *, needs_data: bool) -> list[Finding]:
          "open all TCP ports between the hosts, and let their names resolve on each of them"),
         ("disk", said["disk_free"] > 10 * GIB, Verdict.WARN, f"{said['disk_free'] / GIB:.1f} GiB free",
          "a run needs about 2 GiB, an environment 6: free some, or use another run_root"),
+        ("locks", said["locks"], Verdict.FAIL, "taken" if said["locks"] else "not taken by the folder of the runs",
+         "mount it with locks: Lustre with the option flock, NFS without nolock"),
         ("write speed", said["write_mib_per_s"] > 20, Verdict.WARN, f"{said['write_mib_per_s']:.0f} MiB/s",
          "checkpoints will be slow: use another file system or more throughput"),
     ]  # fmt: skip

@@ -36,6 +36,7 @@ def facts(asked: dict[str, Any]) -> dict[str, Any]:
         "shm_free": shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else None,  # noqa: S108
         "disk_free": shutil.disk_usage(root).free,
         "write_mib_per_s": _write_speed(root),
+        "locks": takes_locks(root),
         "port_free": _is_free(int(asked["port"])),
         "unreachable": [name for name, port in asked["others"] if not _reaches(name, int(port))],
         "data": _manifest(Path(os.path.expanduser(asked["data"]))) if asked.get("data") else None,  # noqa: PTH111
@@ -155,6 +156,21 @@ def _write_speed(root: Path) -> float:
     finally:
         path.unlink(missing_ok=True)
     return SPEED_MIB / (time.monotonic() - started_at)
+
+
+def takes_locks(root: Path) -> bool:
+    """Whether a file in `root` can be locked, as runs and their supervisors do."""
+    import fcntl
+
+    path = root / f".maskfleet-lock-{os.getpid()}"
+    try:
+        with path.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        path.unlink(missing_ok=True)
+    return True
 
 
 def _is_free(port: int) -> bool:
