@@ -28,6 +28,7 @@ from maskfleet.cli.infra_view import TerminalView
 from maskfleet.infra.make import up
 from maskfleet.infra.place import Place
 from maskfleet.infra.session import Options, Session, open_session, read_session
+from maskfleet.launch.processes import MARK, mark_of, sweep
 from tools import tool
 
 ROOTS = Path(__file__).parent / "roots"
@@ -87,9 +88,12 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    """A work folder that does not exist yet."""
-    return make_stage(tmp_path)
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    """A work folder that does not exist yet; what Terraform started and left behind ends with it."""
+    made = make_stage(tmp_path)
+    made.env[MARK] = mark_of(tmp_path)
+    yield made
+    assert sweep(mark_of(tmp_path)) == []
 
 
 def make_stage(folder: Path) -> Stage:
