@@ -51,7 +51,8 @@ class LocalBackend:
             self._run.detach(rendered.commands[0], cwd=self._cwd, log=log, env=os.environ)
         except OSError as error:
             raise LaunchError(
-                f"cannot write to {run_dir}: {error.strerror}", remedy="free some room, or launch from another folder: runs go to ./runs"
+                f"cannot write to {run_dir}: {error.strerror}",
+                remedy="free some room, or launch from another folder: runs go to ./runs",
             ) from error
         return JobHandle("local", "", str(run_dir))
 
