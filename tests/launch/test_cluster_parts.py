@@ -281,6 +281,24 @@ def close_host(folder: JobFolder) -> None:
     folder.write_beat(0, Beat(10, 1, "done", 0, 0, time.time(), "10.0.0.1", []))
 
 
+def test_restarts_are_counted_from_the_last_launch(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path)
+    attempts = [folder.host(0) / "ranks-0" / name / "attempt_0" for name in ("first", "second", "third")]
+    for attempt in attempts:
+        attempt.mkdir(parents=True)
+    (folder.path / "job.json").write_text(job(1).to_json())
+    folder.write_beat(0, Beat(9, 1, "running", 0, 0, time.time(), "10.0.0.1", []))
+    launched_at = time.time() - 50
+    os.utime(folder.path / "job.json", (launched_at, launched_at))
+    assert status_of(tmp_path).restarts == 2
+    os.utime(attempts[0], (launched_at - 9, launched_at - 9))
+    assert status_of(tmp_path).restarts == 1
+    (folder.host(0) / "ranks-1").mkdir()  # of mpirun, which makes no folders below it
+    assert status_of(tmp_path).restarts == 2
+    os.utime(folder.host(0) / "ranks-0", (launched_at - 9, launched_at - 9))
+    assert status_of(tmp_path).restarts == 0
+
+
 def test_only_an_answer_that_was_there_before_can_be_missed(tmp_path: Path) -> None:
     now = [0.0]
     reach = Reach(JobFolder(tmp_path), job(3), 0, clock=lambda: now[0])

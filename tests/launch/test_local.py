@@ -142,6 +142,7 @@ def test_a_machine_that_goes_down_saves_and_the_same_launch_goes_on_later(worksh
     assert again.returncode == 0, again.stdout + again.stderr
     assert f"going on after step {saved}" in again.stdout
     assert read_metrics(run_dir)[-1]["step"] == 180
+    assert workshop.status(handle)["restarts"] == 0
 
 
 def test_a_bug_that_kills_every_attempt_stops_after_the_budget_with_its_first_words(workshop: Workshop) -> None:

@@ -62,9 +62,16 @@ def status_of(run_dir: Path, *, now: float | None = None) -> JobStatus:
 
 
 def _restarts(folder: JobFolder, index: int) -> int:
-    """How often the ranks of a host were started again, by the folders that torchrun makes for each attempt."""
-    generations = sorted(folder.host(index).glob("ranks-*"))
-    attempts = sum(len(list(generation.glob("*/attempt_*"))) or 1 for generation in generations)
+    """How often the ranks of a host were started again since the job was launched.
+
+    Told by the folders of each generation, and those that torchrun makes there for each attempt.
+    """
+    launched_at = (folder.path / "job.json").stat().st_mtime
+    attempts = 0
+    for generation in folder.host(index).glob("ranks-*"):
+        if generation.stat().st_mtime >= launched_at:
+            tries = list(generation.glob("*/attempt_*"))
+            attempts += sum(one.stat().st_mtime >= launched_at for one in tries) if tries else 1
     return max(0, attempts - 1)
 
 

@@ -118,6 +118,7 @@ class Supervisor:
     def _start(self) -> Child:
         logs = self.own / f"ranks-{self.generation}"
         logs.mkdir(parents=True, exist_ok=True)
+        os.utime(logs)  # there may have been such a generation before the job was launched again
         run_dir, endpoint = self.folder.run_dir, self.folder.endpoint()
         assert endpoint is not None
         env = environment(self.job, run_dir, self.index, os.environ)
