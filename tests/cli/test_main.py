@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +32,20 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_version() -> None:
     assert maskfleet("--version").stdout == f"maskfleet {__version__}\n"
+
+
+def test_an_error_is_written_at_once_even_without_buffers() -> None:
+    """A packet is what one write wrote; readers of many ranks would mix halves of lines."""
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with mine:
+        with theirs:
+            command = [sys.executable, "-m", "maskfleet", "train", "/dev/null/run", "--data", "/nowhere"]
+            process = subprocess.Popen(command, stderr=theirs, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+        first, rest = mine.recv(1 << 20), mine.recv(1 << 20)
+        assert process.wait(120) == 2
+    assert first.startswith(b"error: ")
+    assert first.endswith(b"\n")
+    assert rest == b""
 
 
 def test_completion_is_offered() -> None:

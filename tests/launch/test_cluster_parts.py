@@ -23,7 +23,7 @@ from maskfleet.config.launch import SshLaunch
 from maskfleet.config.recipes import recipe
 from maskfleet.doctor import Verdict
 from maskfleet.errors import LaunchError
-from maskfleet.launch.child import write_line
+from maskfleet.launch.child import tidied, write_line
 from maskfleet.launch.doctor import Facts, judge_host, judge_together
 from maskfleet.launch.job import JobState, job_for
 from maskfleet.launch.jobdir import Beat, Endpoint, Host, Job, JobFolder, locked
@@ -279,6 +279,21 @@ def test_a_second_supervisor_waits_for_a_while(tmp_path: Path) -> None:
 def close_host(folder: JobFolder) -> None:
     write_line(folder.host(0) / "output.log", "the run is done")
     folder.write_beat(0, Beat(10, 1, "done", 0, 0, time.time(), "10.0.0.1", []))
+
+
+@pytest.mark.parametrize(
+    ("line", "tidy"),
+    [
+        (b"[rank1]: step: 3\n", b"[rank1]: step: 3"),
+        (b"[rank1]: error: [rank1]: there is no folder\r\n", b"[rank1]: error: there is no folder"),
+        (b"[rank1]: [rank1]: Traceback\n", b"[rank1]: Traceback"),
+        (b"[rank1]: lost [rank0]: gone\n", b"[rank1]: lost [rank0]: gone"),
+        (b"[1,3]<stderr>:[rank3]: Traceback\n", b"[rank3]: Traceback"),
+        (b"W1115 torchrun: [rank1]: x\n", b"W1115 torchrun: [rank1]: x"),
+    ],
+)
+def test_a_line_tells_its_rank_once(line: bytes, tidy: bytes) -> None:
+    assert tidied(line) == tidy
 
 
 def test_restarts_are_counted_from_the_last_launch(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ def print_raw(text: str) -> None:
 
 def print_error(error: MaskfleetError) -> None:
     """Say what went wrong and what to do."""
-    err.print("[bold red]error:[/] ", end="")
-    err.print(error.what, markup=False)
-    err.print("  [bold]→[/] ", end="")
-    err.print(error.remedy, markup=False)
+    with err:  # written at once: half a line of one rank may meet half a line of another
+        err.print("[bold red]error:[/] ", end="")
+        err.print(error.what, markup=False)
+        err.print("  [bold]→[/] ", end="")
+        err.print(error.remedy, markup=False)

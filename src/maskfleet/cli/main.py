@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -74,6 +75,10 @@ def main() -> None:
     """Run the command line; errors that a user can mend become one message and an exit code."""
     # Read once, when torch is loaded. Threads that wait by spinning slow a CPU step tenfold where cores are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Whoever reads the output of many ranks must not get half a line; PYTHONUNBUFFERED writes word by word.
+            stream.reconfigure(line_buffering=True, write_through=False)
     try:
         app()
     except MaskfleetError as error:

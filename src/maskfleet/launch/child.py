@@ -14,6 +14,7 @@ from typing import IO
 from maskfleet.launch.jobdir import stamp
 from maskfleet.launch.processes import end, marked, sweep, wrappers_of
 
+_RANK_TAG = re.compile(rb"^\[rank\d+\]: ")
 _MPI_TAG = re.compile(rb"^\[1,(\d+)\]<std\w+>: ?")
 
 
@@ -70,6 +71,12 @@ def write_line(output: Path, text: str) -> None:
 def _pump(source: IO[bytes], output: Path) -> None:
     with output.open("ab") as file:
         for line in source:
-            text = _MPI_TAG.sub(lambda match: b"[rank%s]: " % match[1], line.rstrip(b"\r\n"))
-            file.write(stamp().encode() + b" " + text + b"\n")
+            file.write(stamp().encode() + b" " + tidied(line) + b"\n")
             file.flush()
+
+
+def tidied(line: bytes) -> bytes:
+    """`line` of torchrun or mpirun with its rank in front, once: torchrun says it again where a line came in pieces."""
+    text = _MPI_TAG.sub(lambda match: b"[rank%s]: " % match[1], line.rstrip(b"\r\n"))
+    rank = _RANK_TAG.match(text)
+    return rank[0] + text[rank.end() :].replace(rank[0], b"") if rank else text
