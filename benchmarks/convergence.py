@@ -20,8 +20,8 @@ from machine import machine_facts
 from maskfleet.config.base import replaced
 from maskfleet.config.recipes import recipe
 from maskfleet.config.run import RunConfig
-from maskfleet.data.synthetic import make_shapes
-from maskfleet.training.metrics import read_metrics
+from maskfleet.data.synthetic.dataset import make_shapes
+from maskfleet.training.output.metrics import read_metrics
 from maskfleet.training.run import train
 
 WAYS: dict[str, dict[str, Any]] = {

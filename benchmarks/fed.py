@@ -21,17 +21,17 @@ from typing import Any
 import torch
 
 from machine import machine_facts
+from maskfleet.bench.speed import median_ms
 from maskfleet.config.base import replaced
 from maskfleet.config.recipes import recipe
 from maskfleet.config.run import RunConfig
-from maskfleet.data.build import build_train_loader
-from maskfleet.data.source import open_stores
-from maskfleet.data.synthetic import make_shapes
+from maskfleet.data.pipeline.build import build_train_loader
+from maskfleet.data.store.dataset import open_stores
+from maskfleet.data.synthetic.dataset import make_shapes
 from maskfleet.model.mask_rcnn import build_mask_rcnn
-from maskfleet.training.compile import CompiledStepRunner, make_step_runner
 from maskfleet.training.optim import build_optimizer
-from maskfleet.training.precision import precision_for
-from maskfleet.training.speed import median_ms
+from maskfleet.training.step.compiled import CompiledStepRunner, make_step_runner
+from maskfleet.training.step.precision import precision_for
 
 HEIGHT_PX, WIDTH_PX = 480, 640
 LOG_EVERY_STEPS = 20

@@ -29,10 +29,10 @@ from pycocotools.coco import COCO
 
 from machine import machine_facts
 from maskfleet.config.run import RunConfig
-from maskfleet.data.build import build_train_loader
-from maskfleet.data.loader import TrainLoader
-from maskfleet.data.source import open_stores
-from maskfleet.data.synthetic import make_shapes
+from maskfleet.data.pipeline.build import build_train_loader
+from maskfleet.data.pipeline.loader import TrainLoader
+from maskfleet.data.store.dataset import open_stores
+from maskfleet.data.synthetic.dataset import make_shapes
 
 HEIGHT, WIDTH, SHORT_EDGE_PX, MAX_PX = 480, 640, 800, 1344
 ROUNDS = 5

@@ -18,7 +18,7 @@ from machine import machine_facts
 from maskfleet.config.base import replaced
 from maskfleet.config.recipes import recipe
 from maskfleet.config.run import RunConfig
-from maskfleet.training.metrics import read_metrics
+from maskfleet.training.output.metrics import read_metrics
 from maskfleet.training.run import train
 
 TARGET_BOX_AP, TARGET_MASK_AP = 0.60, 0.50

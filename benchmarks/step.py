@@ -29,16 +29,16 @@ import torch  # noqa: E402 - the clock starts before the imports, as it does for
 
 from machine import machine_facts  # noqa: E402
 from maskfleet.batch import Batch  # noqa: E402
+from maskfleet.bench.noise_batch import noise_batch  # noqa: E402
+from maskfleet.bench.roofline import KNOWN, images_per_s  # noqa: E402
 from maskfleet.config.model import R101_BLOCKS, ModelConfig  # noqa: E402
 from maskfleet.config.run import TrainConfig  # noqa: E402
-from maskfleet.evaluation.recorded import RecordedDetector  # noqa: E402
+from maskfleet.inference.recorded import RecordedDetector  # noqa: E402
 from maskfleet.model.mask_rcnn import MaskRCNN, build_mask_rcnn  # noqa: E402
-from maskfleet.training.buffers import Capacity, empty_batch, fill  # noqa: E402
-from maskfleet.training.compile import CompiledStepRunner  # noqa: E402
-from maskfleet.training.noise_batch import noise_batch  # noqa: E402
 from maskfleet.training.optim import build_optimizer  # noqa: E402
-from maskfleet.training.precision import precision_for  # noqa: E402
-from maskfleet.training.roofline import KNOWN, images_per_s  # noqa: E402
+from maskfleet.training.step.buffers import Capacity, empty_batch, fill  # noqa: E402
+from maskfleet.training.step.compiled import CompiledStepRunner  # noqa: E402
+from maskfleet.training.step.precision import precision_for  # noqa: E402
 
 MODELS: dict[str, dict[str, Any]] = {
     "r50_fpn_mask": {},

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from machine import machine_facts
 from maskfleet.batch import Batch
+from maskfleet.bench.noise_batch import noise_batch
 from maskfleet.config.model import ModelConfig
 from maskfleet.model.mask_rcnn import build_mask_rcnn
-from maskfleet.training.noise_batch import noise_batch
 
 NUM_CATEGORIES = 80
 FULL_SLOTS_IOU = 0.05

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from maskfleet.config.legacy import TABLE, row_of
-from maskfleet.config.legacy_row import Alias, Explained, Mapped, Nested, Row
+from maskfleet.config.legacy.row import Alias, Explained, Mapped, Nested, Row
+from maskfleet.config.legacy.table import TABLE, row_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "legacy-names.md"
 

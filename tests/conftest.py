@@ -13,3 +13,5 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # How long an example takes says more of the machine, and of what else runs on it, than of the code.
 settings.register_profile("maskfleet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("maskfleet")
+
+pytest_plugins = ["micro_run"]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from maskfleet.config.base import replaced
 from maskfleet.config.load import write_run_file
 from maskfleet.config.recipes import recipe
-from maskfleet.data.synthetic import make_shapes
+from maskfleet.data.synthetic.dataset import make_shapes
 from maskfleet.training.checkpoint import CheckpointStore
 from maskfleet.training.state import weights_of
 

@@ -135,7 +135,7 @@ class Cluster:
         """No host runs anything; only a supervisor that has said its last word may take a moment to end."""
         deadline = time.monotonic() + 60
         while found := [line for number in range(1, self.count + 1) for line in self.processes(number)]:
-            assert all("maskfleet.launch.supervisor" in line or "<defunct>" in line for line in found), found
+            assert all("maskfleet.launch.supervise.supervisor" in line or "<defunct>" in line for line in found), found
             assert time.monotonic() < deadline, found
             time.sleep(0.2)
 

@@ -12,7 +12,7 @@ from cluster import Cluster, why_not
 from maskfleet.config.base import replaced
 from maskfleet.config.load import dump
 from maskfleet.config.recipes import recipe
-from maskfleet.data.synthetic import make_shapes
+from maskfleet.data.synthetic.dataset import make_shapes
 from training.conftest import MICRO
 
 

@@ -18,9 +18,9 @@ from cluster import Cluster
 from maskfleet.config.base import replaced
 from maskfleet.config.load import dump, load
 from maskfleet.config.recipes import recipe
-from maskfleet.data.synthetic import make_shapes
+from maskfleet.data.synthetic.dataset import make_shapes
 from maskfleet.training.checkpoint import CheckpointStore
-from maskfleet.training.metrics import read_metrics
+from maskfleet.training.output.metrics import read_metrics
 from training.conftest import MICRO
 
 CPU: Mapping[str, Any] = {

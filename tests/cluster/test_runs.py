@@ -11,7 +11,7 @@ from client import Client, run_dir_of, until
 from processes import losses
 
 from maskfleet.training.checkpoint import CheckpointStore
-from maskfleet.training.metrics import read_metrics
+from maskfleet.training.output.metrics import read_metrics
 
 LONG = ("-s", "eval.every_epochs=0", "-s", "checkpoint.every_epochs=5", "-s", "train.epoch_schedule=[[150, null]]")
 

@@ -14,7 +14,7 @@ from old_names import AWS_SAMPLES_KEYS, CHART_NAMES, NEW_HERE, SAGEMAKER_NAMES, 
 
 from maskfleet.config.base import replaced
 from maskfleet.config.fields import walk_fields
-from maskfleet.config.legacy import TABLE, is_legacy, to_legacy, translate
+from maskfleet.config.legacy.table import TABLE, is_legacy, to_legacy, translate
 from maskfleet.config.run import RunConfig
 from maskfleet.errors import ConfigError
 

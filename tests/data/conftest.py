@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from maskfleet.data.coco import SplitPaths
+from maskfleet.data.store.coco import SplitPaths
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from jsonschema import Draft202012Validator
 
-from maskfleet.deploy_files import deploy_path
+from maskfleet.system.deploy_files import deploy_path
 from tools import run_tool, try_tool
 
 Manifest = dict[str, Any]

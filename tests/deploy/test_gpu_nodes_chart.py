@@ -10,8 +10,8 @@ import pytest
 import yaml
 from cluster_charts import karpenter_complaints, lint, of_kind, refusal, rendered
 
-from maskfleet.deploy_files import deploy_path
 from maskfleet.launch.instances import INSTANCES
+from maskfleet.system.deploy_files import deploy_path
 
 REQUIRED = {"cluster_id": "demo", "role_name": "demo-node-role"}
 EFA = {**REQUIRED, "efa_az": "us-west-2b"}

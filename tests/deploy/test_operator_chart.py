@@ -19,7 +19,7 @@ from cluster_charts import (
 )
 from jsonschema import Draft202012Validator
 
-from maskfleet.deploy_files import deploy_path
+from maskfleet.system.deploy_files import deploy_path
 
 # Calls in the operator's controller and server: (group, resource) -> verbs. Its informers need list and watch.
 CALLS = {

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from cluster_charts import checkov_findings, kubernetes_complaints, lint, of_kind, refusal, rendered, written
 
-from maskfleet.deploy_files import deploy_path
+from maskfleet.system.deploy_files import deploy_path
 
 boto3 = pytest.importorskip("boto3", reason="boto3 is not here: pip install 'maskfleet[aws]'")
 

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from maskfleet.errors import TrainingError
-from maskfleet.evaluation.charts import (
+from maskfleet.evaluation.coco_eval import ClassScore, CocoScores
+from maskfleet.evaluation.report import score_text, write_report
+from maskfleet.html.line_charts import (
     BOTTOM,
     LEFT,
     RIGHT,
@@ -24,8 +26,6 @@ from maskfleet.evaluation.charts import (
     tick_text,
     ticks,
 )
-from maskfleet.evaluation.coco_eval import ClassScore, CocoScores
-from maskfleet.evaluation.report import score_text, write_report
 
 VOID = {"meta", "link", "img", "line", "circle", "polyline"}
 

@@ -25,10 +25,10 @@ import pytest
 from rich.console import Console
 
 from maskfleet.cli.infra_view import TerminalView
-from maskfleet.infra.make import up
-from maskfleet.infra.place import Place
-from maskfleet.infra.session import Options, Session, open_session, read_session
-from maskfleet.launch.processes import MARK, mark_of, sweep
+from maskfleet.infra.stacks import Place
+from maskfleet.infra.terraform.session import Options, Session, open_session, read_session
+from maskfleet.infra.terraform.up import up
+from maskfleet.launch.supervise.processes import MARK, mark_of, sweep
 from tools import tool
 
 ROOTS = Path(__file__).parent / "roots"

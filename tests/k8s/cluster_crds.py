@@ -10,7 +10,7 @@ from typing import Any
 
 from kube import eventually
 
-from maskfleet.deploy_files import deploy_path
+from maskfleet.system.deploy_files import deploy_path
 from tools import run_tool, try_tool
 
 MPIJOBS = "mpijobs.kubeflow.org"

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from maskfleet.deploy_files import deploy_path
+from maskfleet.system.deploy_files import deploy_path
 from tools import FOLDERS, run_tool, try_tool
 
 Manifest = dict[str, Any]

@@ -10,7 +10,7 @@ from workshop import Workshop
 from maskfleet.config.base import replaced
 from maskfleet.config.load import dump
 from maskfleet.config.recipes import recipe
-from maskfleet.data.synthetic import make_shapes
+from maskfleet.data.synthetic.dataset import make_shapes
 from training.conftest import MICRO
 
 

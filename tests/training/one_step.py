@@ -16,13 +16,13 @@ from safetensors.torch import save_file
 from maskfleet.batch import Batch, Outlines
 from maskfleet.config.base import replaced
 from maskfleet.config.load import load
-from maskfleet.data.build import build_train_loader
-from maskfleet.data.source import open_stores
+from maskfleet.data.pipeline.build import build_train_loader
+from maskfleet.data.store.dataset import open_stores
 from maskfleet.model.mask_rcnn import build_mask_rcnn
 from maskfleet.training.distributed import joined, worker_from_env
 from maskfleet.training.optim import build_optimizer
-from maskfleet.training.precision import precision_for
-from maskfleet.training.step import StepRunner
+from maskfleet.training.step.eager import StepRunner
+from maskfleet.training.step.precision import precision_for
 
 
 def share(batch: Batch, rank: int, world_size: int) -> Batch:

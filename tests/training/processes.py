@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from maskfleet.config.load import write_run_file
 from maskfleet.config.run import RunConfig
 from maskfleet.training.checkpoint import CheckpointStore
-from maskfleet.training.metrics import read_metrics
+from maskfleet.training.output.metrics import read_metrics
 
 WALL_CLOCK = ("time", "images_per_s", "data_wait_s", "memory_mib")
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

@@ -13,9 +13,9 @@ from maskfleet.config.run import TrainConfig
 from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.model.rpn import Proposals, RpnOutputs
 from maskfleet.training.optim import build_optimizer
-from maskfleet.training.precision import precision_for
 from maskfleet.training.schedule import schedule_for
-from maskfleet.training.step import StepRunner
+from maskfleet.training.step.eager import StepRunner
+from maskfleet.training.step.precision import precision_for
 
 # As the goldens were recorded: everything is sampled, so that no random choice is left.
 CONFIG = ModelConfig.model_validate(

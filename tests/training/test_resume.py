@@ -23,7 +23,7 @@ from processes import (
 from maskfleet.config.base import replaced
 from maskfleet.config.run import RunConfig
 from maskfleet.training.checkpoint import CheckpointStore
-from maskfleet.training.metrics import read_metrics
+from maskfleet.training.output.metrics import read_metrics
 
 TOTAL_STEPS = 18
 

@@ -15,8 +15,8 @@ from maskfleet.cli.console import err, out, print_raw
 from maskfleet.cli.options import ConfigOption, JsonOption, RecipeOption, SetOption
 
 if TYPE_CHECKING:
+    from maskfleet.bench.speed import Speed
     from maskfleet.config.run import RunConfig, SplitConfig
-    from maskfleet.training.speed import Speed
 
     Splits = tuple[str | SplitConfig, ...]
 
@@ -45,8 +45,8 @@ def bench(
     """Measure training, detection and the loader on this machine, beside the limit of its GPU."""
     import torch
 
+    from maskfleet.bench.speed import detect_speed, train_speed
     from maskfleet.config.load import resolve
-    from maskfleet.training.speed import detect_speed, train_speed
 
     run = resolve(recipe_name=recipe, file=config, sets=set_ or []).config
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -64,9 +64,9 @@ def bench(
 
 
 def _loader_speed(run: RunConfig, data: Path | None, device: Any, batch: int, steps: int) -> float:
+    from maskfleet.bench.speed import loader_speed
     from maskfleet.config.base import replaced
-    from maskfleet.data.source import open_stores
-    from maskfleet.training.speed import loader_speed
+    from maskfleet.data.store.dataset import open_stores
 
     with _some_data(data, run.data.train) as (root, train):
         run = replaced(run, {"data.root": str(root), "data.train": train})
@@ -78,8 +78,8 @@ def _some_data(data: Path | None, train: Splits) -> Iterator[tuple[Path, Splits]
     """A folder of data and its training sets, for the duration of the block."""
     import tempfile
 
-    from maskfleet.data.coco import found_splits
-    from maskfleet.data.synthetic import make_shapes
+    from maskfleet.data.store.coco import found_splits
+    from maskfleet.data.synthetic.dataset import make_shapes
 
     if data is not None:
         yield data, found_splits(data)[0] if "auto" in train else train

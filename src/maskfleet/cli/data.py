@@ -16,7 +16,7 @@ from maskfleet.cli.options import JsonOption
 from maskfleet.cli.stage import stage
 
 if TYPE_CHECKING:
-    from maskfleet.data.inspect import Report, Resize
+    from maskfleet.data.inspect.report import Report, Resize
 
 app = typer.Typer(help="Make, inspect, convert and stage sets of annotated images.", no_args_is_help=True)
 
@@ -53,8 +53,8 @@ def make_shapes(
     """Draw a COCO-format set of shapes: for a first run, tests and benchmarks."""
     from contextlib import nullcontext
 
-    from maskfleet.data import synthetic
-    from maskfleet.data.shapes_folder import replacing_shapes
+    from maskfleet.data.synthetic import dataset as synthetic
+    from maskfleet.data.synthetic.folder import replacing_shapes
 
     sides = _pixel_range("--height", height), _pixel_range("--width", width)
     with replacing_shapes(folder) if force else nullcontext(), _progress() as tell:
@@ -94,8 +94,8 @@ def inspect(
     workers: WorkersOption = None,
 ) -> None:
     """Check a COCO-format set, count what is in it, and write a page to look at. Exit code 1: it has errors."""
-    from maskfleet.data.inspect import inspect_splits, report_json, splits_to_inspect
-    from maskfleet.data.inspect_page import expect_replaceable, write_page
+    from maskfleet.data.inspect.page import expect_replaceable, write_page
+    from maskfleet.data.inspect.report import inspect_splits, report_json, splits_to_inspect
 
     page = page or (None if as_json else Path("inspect.html"))
     if page is not None:
@@ -131,8 +131,8 @@ def convert(
     workers: WorkersOption = None,
 ) -> None:
     """Convert YOLO, Pascal VOC or LabelMe to COCO, then check the result. Exit code 1: it has errors."""
-    from maskfleet.data.convert import convert as convert_set
-    from maskfleet.data.inspect import inspect_splits, splits_to_inspect
+    from maskfleet.data.convert.convert import convert as convert_set
+    from maskfleet.data.inspect.report import inspect_splits, splits_to_inspect
 
     with _progress() as tell:
         converted = convert_set(
@@ -159,8 +159,8 @@ def _print_summary(report: Report) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from maskfleet.data.checks import KINDS
-    from maskfleet.data.inspect import kind_counts
+    from maskfleet.data.checks.annotations import KINDS
+    from maskfleet.data.inspect.report import kind_counts
 
     titles = ("split", "images", "objects", "classes", "crowds", "no objects", "left out", "padding")
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -193,7 +193,7 @@ def _number(count: int, noun: str) -> str:
 def _resize(short_edge_px: int, max_size_px: int) -> Resize:
     """How a model of default architecture resizes images."""
     from maskfleet.config.model import ModelConfig
-    from maskfleet.data.inspect import Resize
+    from maskfleet.data.inspect.report import Resize
 
     model = ModelConfig(max_size_px=max_size_px)
     return Resize(short_edge_px, model.canvas_max_px, model.size_divisor)

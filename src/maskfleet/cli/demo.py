@@ -21,7 +21,7 @@ def demo(
     from rich.progress import Progress
 
     from maskfleet.config.load import resolve
-    from maskfleet.data.synthetic import make_shapes
+    from maskfleet.data.synthetic.dataset import make_shapes
 
     data, run_dir = folder / "shapes", folder / "run"
     with Progress(console=err, transient=True) as bar:
@@ -39,7 +39,7 @@ def demo(
     config = resolve(recipe_name="demo", sets=[f'data.root="{data}"']).config
     import torch
 
-    from maskfleet.training.metrics import read_metrics
+    from maskfleet.training.output.metrics import read_metrics
     from maskfleet.training.run import train
 
     # So small a network gains little from more threads, and the loader wants a core too.

@@ -57,7 +57,7 @@ def doctor(
 
 
 def _machine(folder: Path, as_json: bool) -> None:
-    from maskfleet.doctor import Verdict, examine
+    from maskfleet.launch.local.doctor import Verdict, examine
 
     findings = examine(folder)
     rows = [(finding.verdict.value, finding.name, finding.found, finding.remedy) for finding in findings]
@@ -76,13 +76,13 @@ def _cluster(config: Path | None, changes: dict[str, Any], sets: list[str], as_j
     from maskfleet.cli.launch import launch_config
     from maskfleet.config.launch import EksLaunch, SshLaunch
     from maskfleet.config.load import resolve
-    from maskfleet.doctor import Verdict
-    from maskfleet.launch.doctor import examine_cluster
+    from maskfleet.launch.local.doctor import Verdict
+    from maskfleet.launch.ssh.doctor import examine_cluster
 
     resolved = resolve(file=config) if config is not None else None
     target = launch_config(resolved.launch if resolved else None, on, changes, sets)
     if isinstance(target, EksLaunch):
-        from maskfleet.launch.eks_doctor import examine_eks
+        from maskfleet.launch.eks.doctor import examine_eks
 
         findings = examine_eks(target)
     else:

@@ -15,7 +15,7 @@ from maskfleet.errors import DataError
 
 if TYPE_CHECKING:
     from maskfleet.config.run import RunConfig, SplitConfig
-    from maskfleet.data.store import AnnotationStore
+    from maskfleet.data.store.annotations import AnnotationStore
     from maskfleet.evaluation.coco_eval import CocoScores
 
 
@@ -42,10 +42,10 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Print all twelve AP values for boxes and masks, and AP by class."""
-    from maskfleet.data.source import open_stores
+    from maskfleet.data.store.dataset import open_stores
+    from maskfleet.inference.load import trained_model
     from maskfleet.training.distributed import Worker
     from maskfleet.training.run import device_for
-    from maskfleet.training.trained import trained_model
 
     device = device_for(Worker())
     trained = trained_model(weights, device)
@@ -64,7 +64,7 @@ def evaluate(
     if results is not None:
         flat = [result for image_id in sorted(found) for result in found[image_id]]
         results.write_text(json.dumps(flat), encoding="utf-8")
-    from maskfleet.evaluation.predict import score_results
+    from maskfleet.inference.predict import score_results
 
     scores = score_results(store, found, masks=config.model.mask, max_detections=config.model.inference.max_detections)
     if as_json:
@@ -95,8 +95,8 @@ def _chosen(config: RunConfig, split: str | None, annotations: Path | None, imag
 def _predictions(model: Any, config: RunConfig, store: AnnotationStore, device: Any) -> dict[int, list[dict[str, Any]]]:
     from rich.progress import track
 
-    from maskfleet.data.build import build_eval_loader
-    from maskfleet.evaluation.predict import predict_batches
+    from maskfleet.data.pipeline.build import build_eval_loader
+    from maskfleet.inference.predict import predict_batches
 
     loader = build_eval_loader(config, store, device=device)
     try:

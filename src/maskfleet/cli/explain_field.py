@@ -7,8 +7,8 @@ from typing import Any
 
 from maskfleet.config.base import Config
 from maskfleet.config.fields import ConfigField, nearest, walk_fields
-from maskfleet.config.legacy import TABLE, is_legacy, row_of
-from maskfleet.config.legacy_row import Explained, Mapped
+from maskfleet.config.legacy.row import Explained, Mapped
+from maskfleet.config.legacy.table import TABLE, is_legacy, row_of
 from maskfleet.config.run import RunConfig
 from maskfleet.errors import ConfigError
 

@@ -15,8 +15,8 @@ from maskfleet.cli.options import JsonOption
 from maskfleet.errors import ConfigError
 
 if TYPE_CHECKING:
+    from maskfleet.launch.files.transfer import Entry
     from maskfleet.launch.job import JobHandle
-    from maskfleet.launch.volume import Entry
 
 PlaceArgument = Annotated[
     str, typer.Argument(help="A job's handle, with /PATH behind it if you like.", show_default=False)
@@ -26,7 +26,7 @@ _HANDLE = re.compile(r"[a-z]+://")
 
 def ls(place: PlaceArgument, as_json: JsonOption = False) -> None:
     """List the folder of a run. On EKS, HANDLE//PATH begins at the root of the shared volume."""
-    from maskfleet.launch.files import files_at
+    from maskfleet.launch.files.handles import files_at
     from maskfleet.launch.job import JobHandle
 
     with files_at(JobHandle.parse(place), told=_tell) as files:
@@ -44,7 +44,7 @@ def cp(
     target: Annotated[str, typer.Argument(help="HANDLE/PATH, or a file or folder here.", show_default=False)],
 ) -> None:
     """Copy one file from a run or to it; checked by SHA-256, and continued where an earlier attempt broke off."""
-    from maskfleet.launch.files import files_at
+    from maskfleet.launch.files.handles import files_at
 
     if bool(_HANDLE.match(source)) == bool(_HANDLE.match(target)):
         raise ConfigError(
@@ -76,7 +76,7 @@ def fetch(
     ] = None,
 ) -> None:
     """Copy the whole folder of a run, or of what is in it; again and again, only what is new crosses the line."""
-    from maskfleet.launch.files import files_at
+    from maskfleet.launch.files.handles import files_at
     from maskfleet.launch.job import JobHandle
 
     handle = JobHandle.parse(place)

@@ -15,8 +15,8 @@ from maskfleet.cli.options import JsonOption
 from maskfleet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from maskfleet.infra.place import Place
-    from maskfleet.infra.session import Options, Session
+    from maskfleet.infra.stacks import Place
+    from maskfleet.infra.terraform.session import Options, Session
 
 app = typer.Typer(help="Make, show and remove the infrastructure that jobs run on.", no_args_is_help=True)
 
@@ -62,8 +62,8 @@ def plan(
     ] = False,
 ) -> None:
     """Say what would be made, changed and destroyed, and what of it is billed; change nothing."""
-    from maskfleet.infra import make
-    from maskfleet.infra.session import only_one
+    from maskfleet.infra.terraform import up as make
+    from maskfleet.infra.terraform.session import only_one
 
     options = _options(place, workdir, var, var_file, state_bucket, state_region, state_lock_table, take_ours)
     with only_one(options):
@@ -88,8 +88,8 @@ def up(
     yes: YesOption = False,
 ) -> None:
     """Make or change everything: plan, ask, apply. Run again after a failure or Ctrl-C, it goes on."""
-    from maskfleet.infra import make
-    from maskfleet.infra.session import only_one
+    from maskfleet.infra.terraform import up as make
+    from maskfleet.infra.terraform.session import only_one
 
     options = _options(place, workdir, var, var_file, state_bucket, state_region, state_lock_table, take_ours)
     with only_one(options):
@@ -107,7 +107,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """What each root has made, what was last done, whether the cluster answers; ends with 1 if not well."""
-    from maskfleet.infra import report
+    from maskfleet.infra.terraform import status as report
 
     found = report.status(_read(_options(place, workdir, var, None, state_bucket), place))
     if as_json:
@@ -138,7 +138,7 @@ def outputs(
     ] = None,
 ) -> None:
     """What was made: ids, addresses and roles, for charts and for `maskfleet launch`; secrets are masked."""
-    from maskfleet.infra import report
+    from maskfleet.infra.terraform import status as report
 
     session = _read(_options(place, workdir, var, None, state_bucket), place)
     if kubeconfig is not None:
@@ -171,8 +171,8 @@ def down(
     yes: YesOption = False,
 ) -> None:
     """Remove everything but data: jobs, load balancers, Karpenter's nodes, then the cluster. Safe to run again."""
-    from maskfleet.infra import remove
-    from maskfleet.infra.session import only_one
+    from maskfleet.infra.terraform import down as remove
+    from maskfleet.infra.terraform.session import only_one
 
     options = _options(place, workdir, var, None, state_bucket)
     session = _read(options, place, yes=yes)
@@ -182,7 +182,7 @@ def down(
 
 def place_named(name: str) -> Place:
     """The kind of infrastructure that the command line names."""
-    from maskfleet.infra.place import eks
+    from maskfleet.infra.stacks import eks
 
     if name != "eks":
         raise ConfigError(f"there is no infrastructure {name!r}", remedy="write eks")
@@ -197,7 +197,7 @@ def _options(
     state_bucket: str | None,
     *rest: Any,
 ) -> Options:
-    from maskfleet.infra.session import Options
+    from maskfleet.infra.terraform.session import Options
 
     folder = workdir or Path("maskfleet-infra") / place
     return Options(folder, tuple(var or ()), tuple(var_file or ()), state_bucket, *rest)
@@ -205,21 +205,21 @@ def _options(
 
 def _open(options: Options, place: str, *, yes: bool = False) -> Session:
     from maskfleet.cli.infra_view import TerminalView
-    from maskfleet.infra.session import open_session
+    from maskfleet.infra.terraform.session import open_session
 
     return open_session(options, place_named(place), TerminalView(yes=yes), os.environ)
 
 
 def _read(options: Options, place: str, *, yes: bool = False) -> Session:
     from maskfleet.cli.infra_view import TerminalView
-    from maskfleet.infra.session import read_session
+    from maskfleet.infra.terraform.session import read_session
 
     return read_session(options, place_named(place), TerminalView(yes=yes), os.environ)
 
 
 def _give_kubeconfig(session: Session, found: dict[str, Any], target: Path) -> None:
-    from maskfleet.infra.files import write_json
-    from maskfleet.infra.kubeconfig import kubeconfig_of, update_command
+    from maskfleet.infra.kubernetes.kubeconfig import kubeconfig_of, update_command
+    from maskfleet.system.private_files import write_json
 
     profile = str(session.settings.get("profile") or "") or None
     if str(target) == "-":

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from maskfleet.cli.console import err
 from maskfleet.errors import MaskfleetError
-from maskfleet.infra.events import Event
-from maskfleet.infra.progress import Progress, Row
+from maskfleet.infra.terraform.events import Event
+from maskfleet.infra.terraform.progress import Progress, Row
 
 LINE_EVERY_S = 60.0
 STYLES = {"done": "green", "failed": "bold red", "running": "cyan", "planned": "dim"}

@@ -59,10 +59,10 @@ def notebook(
 
 
 def _on_eks(handle: JobHandle, *, port: int, browser: bool, wants: dict[str, Any]) -> None:
-    from maskfleet.launch.forward import Forward, bound_socket
-    from maskfleet.launch.kube import Kube
-    from maskfleet.launch.notebook import PORT, Cluster, NotebookRelease, certificate_fingerprint, ensured
-    from maskfleet.launch.shell import run_command
+    from maskfleet.launch.eks.notebook import PORT, Cluster, NotebookRelease, certificate_fingerprint, ensured
+    from maskfleet.system.kube.client import Kube
+    from maskfleet.system.kube.port_forward import Forward, bound_socket
+    from maskfleet.system.process import run_command
 
     cluster = Cluster.of(handle)
     with bound_socket(port) as listener, Kube(context=cluster.context, namespace=cluster.namespace) as kube:
@@ -87,8 +87,8 @@ def _on_eks(handle: JobHandle, *, port: int, browser: bool, wants: dict[str, Any
 
 
 def _stop(handle: JobHandle) -> None:
-    from maskfleet.launch.notebook import Cluster, NotebookRelease
-    from maskfleet.launch.shell import run_command
+    from maskfleet.launch.eks.notebook import Cluster, NotebookRelease
+    from maskfleet.system.process import run_command
 
     cluster = Cluster.of(handle)
     was_there = NotebookRelease(cluster, run=run_command).stop()
@@ -96,7 +96,7 @@ def _stop(handle: JobHandle) -> None:
 
 
 def _on_this_machine(run_dir: Path, *, port: int, browser: bool) -> None:
-    from maskfleet.launch.notebook_local import serve
+    from maskfleet.launch.local.notebook import serve
 
     serve(run_dir, port=port, on_ready=lambda it: _show(it.jupyter_url, it.tensorboard_url, browser=browser))
 
@@ -115,7 +115,7 @@ def _piped() -> str:
 def _asked() -> str:
     """A password typed twice; an empty one is made here and shown once."""
     from maskfleet.errors import LaunchError
-    from maskfleet.launch.notebook import checked_password, random_password
+    from maskfleet.launch.eks.notebook import checked_password, random_password
 
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise LaunchError("there is no terminal to ask for a password", remedy="pipe one in, with --password-stdin")

@@ -29,10 +29,10 @@ def predict(
     from rich.progress import track
 
     from maskfleet.evaluation.pictures import drawn_detections, read_picture
-    from maskfleet.evaluation.single import detect_in
+    from maskfleet.inference.load import trained_model
+    from maskfleet.inference.single import detect_in
     from maskfleet.training.distributed import Worker
     from maskfleet.training.run import device_for
-    from maskfleet.training.trained import trained_model
 
     device = device_for(Worker())
     trained = trained_model(weights, device)

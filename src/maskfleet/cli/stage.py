@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from maskfleet.cli.console import err, out
-from maskfleet.data.stage_manifest import size_text
+from maskfleet.data.stage.manifest import size_text
 
 if TYPE_CHECKING:
-    from maskfleet.data.stage_work import Tally
+    from maskfleet.data.stage.transfer import Tally
 
 LINE_EVERY_S = 10.0
 _WINDOW_S = 30.0
@@ -32,7 +32,7 @@ def stage(
     check: Annotated[bool, typer.Option("--check", help="Copy nothing; read all of DESTINATION and compare.")] = False,
 ) -> None:
     """Copy a data set from S3 to a folder, or back: verified, and what is complete is not copied again."""
-    from maskfleet.data import stage as staging
+    from maskfleet.data.stage import stage as staging
     from maskfleet.log import duration_text
 
     started_at = time.monotonic()

@@ -63,7 +63,7 @@ def run_config(run_dir: Path, recipe: str | None, config: Path | None, sets: lis
     if "auto" not in (*resolved.data.train, *resolved.data.val):
         return resolved
     from maskfleet.config.base import replaced
-    from maskfleet.data.coco import found_splits
+    from maskfleet.data.store.coco import found_splits
 
     train, val = found_splits(Path(resolved.data.root).expanduser())
     changes = {"data.train": _filled(resolved.data.train, train), "data.val": _filled(resolved.data.val, val)}

@@ -15,7 +15,7 @@ from maskfleet.config.base import replaced
 from maskfleet.config.fields import nearest, walk_fields
 from maskfleet.config.launch import LAUNCH_ADAPTER, EksLaunch, LocalLaunch, SageMakerLaunch, SshLaunch
 from maskfleet.config.launch_errors import launch_problems
-from maskfleet.config.legacy import is_legacy, translate
+from maskfleet.config.legacy.table import is_legacy, translate
 from maskfleet.config.recipes import FASTER, RECIPES, recipe
 from maskfleet.config.run import RunConfig
 from maskfleet.config.yaml import dump_mapping, line_of, parse_value, plain, read_mapping

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskfleet import viz
-from maskfleet.data.decode import read_image
-from maskfleet.data.store import AnnotationStore, clean_instances
+from maskfleet.data.pipeline.decode import read_image
+from maskfleet.data.store.annotations import AnnotationStore, clean_instances
 from maskfleet.errors import DataError
 from maskfleet.rle import runs_from_text
 

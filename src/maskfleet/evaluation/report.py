@@ -18,8 +18,8 @@ from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 from maskfleet.errors import TrainingError
-from maskfleet.evaluation.charts import Point, Series, line_chart, smoothed
 from maskfleet.evaluation.coco_eval import CocoScores
+from maskfleet.html.line_charts import Point, Series, line_chart, smoothed
 from maskfleet.log import duration_text
 
 FILE = "report.html"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from maskfleet.infra.events import Event
-from maskfleet.infra.progress import Progress
+from maskfleet.infra.terraform.events import Event
+from maskfleet.infra.terraform.progress import Progress
 
 
 class View(Protocol):

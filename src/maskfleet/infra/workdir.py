@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from maskfleet.errors import InfraError
-from maskfleet.infra.files import checksum, read_json, write_json
-from maskfleet.infra.place import Place
+from maskfleet.infra.stacks import Place
+from maskfleet.system.private_files import checksum, read_json, write_json
 
 LOCK_FILE = ".terraform.lock.hcl"
 _LEFT_OUT = {"__pycache__", "tests"}

@@ -8,7 +8,7 @@ from typing import Protocol
 from maskfleet.config.launch import EksLaunch, LocalLaunch, SageMakerLaunch, SshLaunch
 from maskfleet.errors import LaunchError
 from maskfleet.launch.job import AnyLaunch, JobHandle, JobSpec, JobStatus, Rendered
-from maskfleet.launch.shell import run_command
+from maskfleet.system.process import run_command
 
 
 class Backend(Protocol):
@@ -37,15 +37,15 @@ def backend_for(launch: AnyLaunch) -> Backend:
     """The backend that `launch` means."""
     match launch:
         case LocalLaunch():
-            from maskfleet.launch.local import LocalBackend
+            from maskfleet.launch.local.backend import LocalBackend
 
             return LocalBackend(launch, run=run_command)
         case SshLaunch():
-            from maskfleet.launch.ssh import SshBackend
+            from maskfleet.launch.ssh.backend import SshBackend
 
             return SshBackend(launch)
         case EksLaunch():
-            from maskfleet.launch.eks import EksBackend
+            from maskfleet.launch.eks.backend import EksBackend
 
             return EksBackend(launch, run=run_command)
         case SageMakerLaunch():
@@ -64,6 +64,6 @@ def backend_of(handle: JobHandle) -> Backend:
         case "sagemaker":
             return backend_for(SageMakerLaunch())
         case _:
-            from maskfleet.launch.eks import launch_of
+            from maskfleet.launch.eks.backend import launch_of
 
             return backend_for(launch_of(handle))

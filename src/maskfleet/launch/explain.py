@@ -9,7 +9,7 @@ from pathlib import Path
 
 from maskfleet.launch.causes import CAUSES, Cause
 from maskfleet.launch.job import JobState
-from maskfleet.launch.report import log_lines, status_of
+from maskfleet.launch.supervise.status import log_lines, status_of
 
 MAX_TRACE_LINES = 40
 _RANK = re.compile(r"^\[rank(\d+)\]: ?")

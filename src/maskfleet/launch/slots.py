@@ -11,8 +11,8 @@ from maskfleet.config.launch import EksLaunch, LocalLaunch, SageMakerLaunch, Ssh
 from maskfleet.errors import LaunchError
 from maskfleet.launch.instances import INSTANCES, Instance, instance_named
 from maskfleet.launch.job import AnyLaunch
-from maskfleet.launch.jobdir import Host
-from maskfleet.launch.stack import hosts_of_stack
+from maskfleet.launch.ssh.stack import hosts_of_stack
+from maskfleet.launch.supervise.job_files import Host
 
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9_.-]+@)?(?:[A-Za-z0-9_](?:[A-Za-z0-9_.-]*)|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?")
 

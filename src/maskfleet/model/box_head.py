@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskfleet.config.model import ModelConfig
+from maskfleet.model.backbones.resnet import EXPANSION, make_group, run_group
 from maskfleet.model.canvas import Area
 from maskfleet.model.initial import clear_bias, fan_in, fan_out, plain_normal, scaled_cut_normal, scaled_normal
 from maskfleet.model.norm import GroupNorm
-from maskfleet.model.resnet import EXPANSION, make_group, run_group
 from maskfleet.ops.conv import aligned_outputs, conv_relu, fuses
 
 FPN_RESOLUTION = 7

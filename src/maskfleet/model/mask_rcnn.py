@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from maskfleet.batch import Batch, Detections, Images, Targets
 from maskfleet.config.model import ModelConfig
 from maskfleet.errors import ConfigError, DataError
+from maskfleet.model.backbones.resnet import EXPANSION, ResNet
 from maskfleet.model.box_head import BoxHead, BoxOutputs, conv5_channels, make_box_head, scaled_gradient
 from maskfleet.model.canvas import Canvas, canvas_of, inside, slots_in_use
 from maskfleet.model.features import Features, crop
@@ -23,7 +24,6 @@ from maskfleet.model.fpn import Fpn
 from maskfleet.model.mask_head import FPN_CROP, MaskHead
 from maskfleet.model.metrics import Scores
 from maskfleet.model.regions import Regions, at_least_one, matched_boxes, relabelled, sample_regions
-from maskfleet.model.resnet import EXPANSION, ResNet
 from maskfleet.model.rpn import Proposals, Rpn, RpnOutputs, proposal_limits, propose, rpn_targets
 from maskfleet.ops.boxes import clip_boxes, decode_boxes, encode_boxes
 from maskfleet.ops.losses import box_head_losses, mask_head_loss, rpn_losses

@@ -13,16 +13,16 @@ from maskfleet.batch import Batch
 from maskfleet.config.run import RunConfig
 from maskfleet.log import logger
 from maskfleet.training.checkpoint import CheckpointStore
-from maskfleet.training.compile import CompiledStepRunner
 from maskfleet.training.distributed import Ranks
-from maskfleet.training.metrics import Metrics
+from maskfleet.training.output.live_view import View
+from maskfleet.training.output.metrics import Metrics
+from maskfleet.training.output.report import BOARD_PICTURES, sample_pictures
 from maskfleet.training.schedule import Schedule
-from maskfleet.training.showcase import BOARD_PICTURES, sample_pictures
 from maskfleet.training.signals import StoppedError, stop_wish
 from maskfleet.training.state import Parts, Progress, snapshot_of
-from maskfleet.training.step import StepRunner
+from maskfleet.training.step.compiled import CompiledStepRunner
+from maskfleet.training.step.eager import StepRunner
 from maskfleet.training.validate import Scores, Validator
-from maskfleet.training.view import View
 
 MIB = 2**20
 

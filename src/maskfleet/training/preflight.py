@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from maskfleet.config.run import RunConfig
-from maskfleet.data.checks import bad_images, check_split, raise_for, summarise
-from maskfleet.data.source import open_stores
-from maskfleet.data.store import AnnotationStore
+from maskfleet.data.checks.annotations import bad_images, check_split, raise_for, summarise
+from maskfleet.data.store.annotations import AnnotationStore
+from maskfleet.data.store.dataset import open_stores
 from maskfleet.errors import ConfigError, DataError, WeightsError
 from maskfleet.log import logger
 from maskfleet.training.distributed import Ranks

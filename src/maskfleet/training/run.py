@@ -13,26 +13,26 @@ import torch
 
 from maskfleet.config.base import replaced
 from maskfleet.config.run import RunConfig
-from maskfleet.data.build import build_train_loader
+from maskfleet.data.pipeline.build import build_train_loader
 from maskfleet.errors import ConfigError, TrainingError
 from maskfleet.log import close_logging, logger, setup_logging
 from maskfleet.model.mask_rcnn import MaskRCNN, build_mask_rcnn
 from maskfleet.model.weights import load_weights, save_weights
 from maskfleet.training.checkpoint import CheckpointStore, Snapshot
-from maskfleet.training.claim import claimed
-from maskfleet.training.compile import make_step_runner
 from maskfleet.training.distributed import Ranks, Worker, joined, worker_from_env
-from maskfleet.training.ema import Ema
 from maskfleet.training.loop import Run, fit
-from maskfleet.training.metrics import Metrics
 from maskfleet.training.optim import build_optimizer
-from maskfleet.training.precision import precision_for
+from maskfleet.training.output.live_view import View
+from maskfleet.training.output.metrics import Metrics
+from maskfleet.training.output.report import REPORT_PICTURES, sample_pictures, write_run_report
 from maskfleet.training.preflight import broken_images, expect_weights, found_weights, open_sets, shared_categories
+from maskfleet.training.run_lock import claimed
 from maskfleet.training.schedule import Schedule, schedule_for
-from maskfleet.training.showcase import REPORT_PICTURES, sample_pictures, write_run_report
 from maskfleet.training.state import Parts, Progress, position_of, restore, room_needed, weights_of
+from maskfleet.training.step.compiled import make_step_runner
+from maskfleet.training.step.ema import Ema
+from maskfleet.training.step.precision import precision_for
 from maskfleet.training.validate import Scores, Validator
-from maskfleet.training.view import View
 
 WEIGHTS_FILE = "model.safetensors"
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from maskfleet.config.run import RunConfig
-from maskfleet.data.loader import TrainLoader
+from maskfleet.data.pipeline.loader import TrainLoader
 from maskfleet.errors import TrainingError
 from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.training.checkpoint import Snapshot
-from maskfleet.training.ema import Ema
 from maskfleet.training.optim import load_momentum, momentum_state, trainable
-from maskfleet.training.precision import Precision
+from maskfleet.training.step.ema import Ema
+from maskfleet.training.step.precision import Precision
 
 logger = logging.getLogger("maskfleet")
 

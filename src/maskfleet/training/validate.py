@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import torch
 
 from maskfleet.config.run import RunConfig
-from maskfleet.data.build import build_eval_loader
-from maskfleet.data.store import AnnotationStore
+from maskfleet.data.pipeline.build import build_eval_loader
+from maskfleet.data.store.annotations import AnnotationStore
 from maskfleet.evaluation.coco_eval import CocoScores, metric_names
-from maskfleet.evaluation.predict import predict_batches, score_results
+from maskfleet.inference.predict import predict_batches, score_results
 from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.training.distributed import Ranks
-from maskfleet.training.ema import Ema
+from maskfleet.training.step.ema import Ema
 
 logger = logging.getLogger("maskfleet")
 

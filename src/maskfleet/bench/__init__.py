@@ -1,0 +1,1 @@
+"""What `maskfleet bench` measures: speed and roofline."""

@@ -1,0 +1,58 @@
+"""The rows of the table of old names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from maskfleet.config.legacy.values import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """An old name that is one of our fields, or several that all get its value."""
+
+    name: str
+    path: str | tuple[str, ...]
+    kind: Kind
+    note: str = ""
+    also: Mapping[str, Any] = field(default_factory=dict)  # our other fields that the name settles
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Our fields, always as a tuple."""
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """An old name that only stood for another old one."""
+
+    name: str
+    of: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """An old name without a meaning here: why, and what to do. Its old default is let through without effect.
+
+    A name that ends in * stands for all that begin so.
+    """
+
+    name: str
+    why: str
+    remedy: str
+    accepts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """An old name whose value was itself OLD_NAME=VALUE."""
+
+    name: str
+    note: str
+
+
+Row = Mapped | Alias | Explained | Nested

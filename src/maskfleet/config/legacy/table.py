@@ -1,0 +1,180 @@
+"""Names of TensorPack, AWS Samples, the SageMaker notebooks and the EKS charts -> ours: the one table, and its reading.
+
+Values are read as literals, never evaluated. A name without a meaning here says so and why.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from pydantic import ValidationError
+
+from maskfleet.config.fields import nearest, walk_fields
+from maskfleet.config.legacy.aws_samples import AWS_SAMPLES, FLAGS
+from maskfleet.config.legacy.cloud import CHART_VALUES, ENVIRONMENT, HYPERPARAMETERS
+from maskfleet.config.legacy.row import Alias, Explained, Mapped, Nested, Row
+from maskfleet.config.legacy.tensorpack import TENSORPACK
+from maskfleet.config.literal import parsed, unquoted
+from maskfleet.config.run import RunConfig
+from maskfleet.errors import ConfigError
+
+TABLE: dict[str, tuple[Row, ...]] = {
+    "TensorPack": TENSORPACK,
+    "AWS Samples": AWS_SAMPLES,
+    "Flags of the training scripts": FLAGS,
+    "SageMaker hyper-parameters and chart values": HYPERPARAMETERS,
+    "Chart values about the cluster": CHART_VALUES,
+    "Environment variables": ENVIRONMENT,
+}
+
+PREFIXES = ("config:", "maskrcnn.", "global.")
+
+_ROWS: dict[str, Row] = {row.name: row for rows in TABLE.values() for row in rows}
+_FAMILIES = tuple(name[:-1] for name in _ROWS if name.endswith("*"))
+
+
+def is_legacy(name: str) -> bool:
+    """Whether `name` is an old name, or looks so much like one that `translate` should answer for it."""
+    bare = _bare(name)
+    first = bare.split(".")[0]
+    return bare != name or bare in _ROWS or (first.isupper() and first.isascii())
+
+
+def translate(name: str, value: str) -> dict[str, Any]:
+    """Our dotted fields and their values for an old `name` and its `value` as typed; empty where nothing changes.
+
+    Each value fits its field by itself; whether the fields fit each other only the whole configuration can tell.
+    """
+    row = row_of(name)
+    if isinstance(row, Nested):
+        return _translated_inner(row, name, value)
+    if isinstance(row, Explained):
+        if any(_same(value, default) for default in row.accepts):
+            return {}
+        raise ConfigError(f"{_typed(name, value)} has no meaning here: {row.why}", remedy=row.remedy)
+    assert isinstance(row, Mapped)
+    return _translated(row, name, value)
+
+
+def row_of(name: str) -> Mapped | Explained | Nested:
+    """The row that says what an old `name` means; aliases are followed."""
+    bare = _bare(name)
+    row = _ROWS.get(bare)
+    if row is None:
+        family = next((prefix for prefix in _FAMILIES if bare.startswith(prefix)), None)
+        if family is None:
+            raise _unknown(name, bare)
+        row = _ROWS[family + "*"]
+    return row_of(row.of) if isinstance(row, Alias) else row
+
+
+def to_legacy(path: str, value: Any) -> tuple[str, str] | None:
+    """The first old name for our field `path` alone, and `value` in its spelling; None where there is none."""
+    for row in _ROWS.values():
+        if isinstance(row, Mapped) and row.paths == (path,):
+            text = row.kind.spell(value)
+            if text is not None and _reads_as(row, text, value):
+                return row.name, text
+    return None
+
+
+def _bare(name: str) -> str:
+    """`name` without the prefix by which SageMaker or a chart marked it."""
+    for prefix in PREFIXES:
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _translated(row: Mapped, name: str, value: str) -> dict[str, Any]:
+    try:
+        ours = row.kind.read(value)
+        for path in row.paths:
+            _check_field(path, ours)
+    except ValueError as error:
+        what = f"{_typed(name, value)} (here {_and(row.paths)}) cannot be taken: {error}"
+        raise ConfigError(what, remedy=_example(row, name)) from error
+    return {**dict.fromkeys(row.paths, ours), **row.also}
+
+
+def _translated_inner(row: Nested, name: str, value: str) -> dict[str, Any]:
+    inner, equals, inner_value = unquoted(value).partition("=")
+    if not inner:
+        return {}
+    if not equals or _bare(inner.strip()) == row.name:
+        raise ConfigError(
+            f"{_typed(name, value)} is not OLD_NAME=VALUE", remedy=f"for example {row.name}=TRAIN.GRADIENT_CLIP=0.36"
+        )
+    return translate(inner.strip(), inner_value)
+
+
+def _check_field(path: str, value: Any) -> None:
+    """Raise ValueError if our field would refuse `value` whatever the other fields are."""
+    *parents, leaf = path.split(".")
+    section: Any = RunConfig
+    for parent in parents:
+        section = section.model_fields[parent].annotation
+    try:
+        section.model_validate({leaf: value})
+    except ValidationError as error:
+        # errors without a place are about several fields, and the others may still change
+        problems = [problem for problem in error.errors() if problem["loc"]]
+        if problems:
+            entries = [f"entry {part + 1}: " for part in problems[0]["loc"] if isinstance(part, int)]
+            message = problems[0]["msg"]
+            raise ValueError("".join(entries) + message[:1].lower() + message[1:]) from error
+
+
+def _example(row: Mapped, name: str) -> str:
+    """What to write instead: the kind of value, and the default of our field in the old spelling."""
+    node: Any = RunConfig()
+    for part in row.paths[0].split("."):
+        node = getattr(node, part)
+    text = row.kind.spell(node)
+    shown = f", for example {name}={text}" if text and _reads_as(row, text, node) else ""
+    return f"write {row.kind.says}{shown}"
+
+
+def _reads_as(row: Mapped, text: str, value: Any) -> bool:
+    try:
+        return bool(row.kind.read(text) == value)
+    except ValueError:
+        return False
+
+
+def _same(text: str, default: str) -> bool:
+    """Whether two spellings are the same value; text that is no value is no default."""
+    try:
+        return parsed(unquoted(text)) == parsed(default)
+    except ValueError:
+        return False
+
+
+def _unknown(name: str, bare: str) -> ConfigError:
+    upper = bare.split(".")[0].isupper()
+    near = difflib.get_close_matches(bare.upper() if upper else bare, list(_ROWS), n=3)
+    ours = nearest(bare.lower(), (field.path for field in walk_fields(RunConfig) if not field.is_section))
+    hints = []
+    if near:
+        hints.append(
+            f"the nearest old names are {_and(near)}" if len(near) > 1 else f"the nearest old name is {near[0]}"
+        )
+    if ours:
+        hints.append(f"our nearest field is {ours}")
+    return ConfigError(
+        f"{_printable(name[:80])} is not a name that TensorPack, AWS Samples or their charts had",
+        remedy="; ".join(hints) or "`maskfleet config show` lists our fields, docs/legacy-names.md the old names",
+    )
+
+
+def _and(names: tuple[str, ...] | list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _typed(name: str, value: str) -> str:
+    """What the user wrote, short and safe to print."""
+    return _printable(f"{name[:80]}={value if len(value) <= 60 else value[:60] + '…'}")
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else ascii(text)[1:-1]

@@ -1,0 +1,1 @@
+"""What can be wrong with a data set, each problem with a remedy."""

@@ -1,0 +1,153 @@
+"""Faults of image files, found from their headers and, if asked, by decoding them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import cv2
+
+from maskfleet.data.checks.problems import Problem, Severity
+from maskfleet.data.image_header import ImageFileError, ImageHeader, read_image_header
+from maskfleet.data.store.annotations import AnnotationStore, ImageRecord
+
+Progress = Callable[[int, int], None]
+CHUNK = 64
+DECODER_COMPLAINTS = (b"Premature end of JPEG", b"Corrupt JPEG", b"libpng error", b"libpng warning: IDAT")
+
+# kind: (severity, remedy)
+IMAGE_KINDS: dict[str, tuple[Severity, str]] = {
+    "image-missing": ("error", "copy the missing images, or take their records out of the annotation file"),
+    "image-empty": ("error", "copy the file again; it has no bytes"),
+    "image-corrupt": ("error", "copy or download the file again; compare checksums with the original"),
+    "image-truncated": ("error", "copy or download the file again; its end is missing"),
+    "image-size": ("error", "correct width and height in the annotation file, or restore the original image"),
+    "image-grey": ("warning", "nothing to do: its one channel is copied into blue, green and red"),
+    "image-cmyk": ("warning", "convert it to RGB yourself if colours matter: the decoder's conversion is approximate"),
+    "image-alpha": ("warning", "nothing to do: transparency is dropped, the colours below it are used"),
+    "image-16bit": ("warning", "nothing to do: only the upper 8 bits of each channel are used"),
+    "image-rotated": (
+        "warning",
+        "nothing to do if boxes were drawn on the stored pixels, as COCO's are: the EXIF orientation is ignored; "
+        "otherwise rotate the file itself",
+    ),
+}
+
+Fault = tuple[str, str]  # kind, what
+
+
+def check_images(
+    store: AnnotationStore, *, decode: bool, workers: int, progress: Progress | None = None
+) -> list[Problem]:
+    """Faults of the image files, in the order of the store; `workers` threads, or processes when they decode."""
+    problems: list[Problem] = []
+    for index, faults in enumerate(_all_faults(store, decode, workers)):
+        record = store.image(index)
+        for kind, what in faults:
+            severity, remedy = IMAGE_KINDS[kind]
+            problems.append(Problem(kind, severity, record.id, None, record.path, what, remedy))
+        if progress is not None:
+            progress(index + 1, len(store))
+    return problems
+
+
+def faults_of_image(record: ImageRecord) -> list[Fault]:
+    """What the file's name and header show."""
+    path = record.path
+    try:
+        header = read_image_header(path)
+    except FileNotFoundError:
+        return [("image-missing", f"there is no file {path}")]
+    except OSError as error:
+        return [("image-missing", f"{path} cannot be opened: {error.strerror}")]
+    except ImageFileError as error:
+        kind = "image-empty" if path.stat().st_size == 0 else "image-corrupt"
+        return [(kind, f"{path.name} cannot be read: {error}")]
+    return _header_faults(record, header)
+
+
+def faults_of_decoded_image(record: ImageRecord) -> list[Fault]:
+    """What the header shows and, if that is sound, what decoding shows.
+
+    Damage inside a JPEG that leaves the number of its blocks right decodes without complaint, and is not seen.
+    """
+    faults = faults_of_image(record)
+    if any(IMAGE_KINDS[kind][0] == "error" for kind, _ in faults):
+        return faults
+    flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+    with _captured_stderr() as complaints:
+        pixels = cv2.imread(str(record.path), flags)
+        said = complaints()
+    if pixels is None:
+        return [*faults, ("image-corrupt", f"{record.path.name} cannot be decoded")]
+    if any(complaint in said for complaint in DECODER_COMPLAINTS):
+        line = said.decode("utf-8", "replace").strip().splitlines()[0]
+        return [*faults, ("image-corrupt", f"{record.path.name} is damaged; the decoder says: {line}")]
+    if pixels.shape[:2] != (record.height, record.width):
+        return [*faults, ("image-size", _size_fault(record, pixels.shape[1], pixels.shape[0]))]
+    return faults
+
+
+def _header_faults(record: ImageRecord, header: ImageHeader) -> list[Fault]:
+    name = record.path.name
+    faults: list[Fault] = []
+    if not header.is_whole:
+        faults.append(("image-truncated", f"{name} has no end marker: it was cut off"))
+    if (header.width, header.height) != (record.width, record.height):
+        what = _size_fault(record, header.width, header.height)
+        if header.orientation >= 5 and (header.height, header.width) == (record.width, record.height):
+            what += "; EXIF turns it by 90 degrees, and the annotations seem to be of the turned image"
+        faults.append(("image-size", what))
+    if header.colour == "grey":
+        faults.append(("image-grey", f"{name} is grey"))
+    if header.colour == "cmyk":
+        faults.append(("image-cmyk", f"{name} has the four channels of print (CMYK)"))
+    if header.has_alpha:
+        faults.append(("image-alpha", f"{name} is partly transparent"))
+    if header.bits > 8:
+        faults.append(("image-16bit", f"{name} has {header.bits} bits a channel"))
+    if header.orientation != 1:
+        faults.append(("image-rotated", f"{name} has EXIF orientation {header.orientation}"))
+    return faults
+
+
+def _size_fault(record: ImageRecord, width: int, height: int) -> str:
+    return f"{record.path.name} is {width} x {height}, but the annotation file says {record.width} x {record.height}"
+
+
+def _all_faults(store: AnnotationStore, decode: bool, workers: int) -> Iterator[list[Fault]]:
+    find = faults_of_decoded_image if decode else faults_of_image
+    records = map(store.image, range(len(store)))
+    if workers <= 0:
+        yield from map(find, records)
+        return
+    pool: Executor
+    if decode:
+        # processes, because a decoder's complaints are told apart by the file descriptor they share
+        pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    else:
+        pool = ThreadPoolExecutor(workers)
+    with pool:
+        yield from pool.map(find, records, chunksize=CHUNK)
+
+
+@contextmanager
+def _captured_stderr() -> Iterator[Callable[[], bytes]]:
+    """Send what C libraries write to the error stream into a file; the function yielded reads it."""
+    with tempfile.TemporaryFile() as file:
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)
+
+        def read() -> bytes:
+            file.seek(0)
+            return file.read()
+
+        try:
+            yield read
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)

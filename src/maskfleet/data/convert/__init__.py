@@ -1,0 +1,1 @@
+"""YOLO, Pascal VOC and LabelMe to COCO format."""

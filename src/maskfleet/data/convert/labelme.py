@@ -1,0 +1,203 @@
+"""LabelMe sets: one JSON beside each image, with its shapes. Written here, because no library that is kept reads it.
+
+Shapes: n points of a polygon.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from maskfleet.data.convert.source import (
+    Annotation,
+    FaultError,
+    ReadProgress,
+    SourceImage,
+    SourceSet,
+    box_annotation,
+    image_size,
+    mask_annotation,
+    polygon_annotation,
+    raise_faults,
+)
+from maskfleet.errors import DataError
+
+SPLITS = ("train", "val", "test")
+NOT_OBJECTS = {"__ignore__", "_background_"}
+CIRCLE_POINTS = 64
+LEFT_OUT = {"line", "linestrip", "point", "points"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """A JSON file of LabelMe, with what its shapes mean still to be found."""
+
+    file: Path
+    image: Path
+    content: Callable[[], bytes] | None
+    size: tuple[int, int]
+    shapes: list[dict[str, Any]]
+
+
+def read_labelme(root: Path, progress: ReadProgress) -> SourceSet:
+    """The set of all JSON files under `root`; folders train, val and test become splits."""
+    files = sorted(root.rglob("*.json"))
+    faults: list[str] = []
+    documents: list[_Document] = []
+    for number, file in enumerate(files, 1):
+        try:
+            documents.append(_document(file))
+        except FaultError as error:
+            faults.append(f"{file}: {error}")
+        progress(number, len(files))
+    categories = _categories(root, documents)
+    left_out: Counter[str] = Counter()
+    splits: dict[str, list[SourceImage]] = {}
+    for document in documents:
+        annotations = _annotations(document, categories, left_out, faults)
+        top = document.file.relative_to(root).parts[0]
+        split = top if top in SPLITS and document.file.parent != root else "train"
+        base = root / split if document.file.is_relative_to(root / split) else root
+        name = document.file.relative_to(base).with_suffix(document.image.suffix).as_posix()
+        splits.setdefault(split, []).append(
+            SourceImage(document.image, name, *document.size, annotations, document.content)
+        )
+    raise_faults(faults, "mend those files in LabelMe, or take them out")
+    notes = tuple(
+        f"{count} shapes of kind {kind} were left out: they enclose nothing" for kind, count in left_out.items()
+    )
+    return SourceSet(splits, categories, notes)
+
+
+def _document(file: Path) -> _Document:
+    tree = _tree(file)
+    shapes = tree.get("shapes")
+    if not isinstance(shapes, list) or not all(isinstance(shape, dict) for shape in shapes):
+        raise FaultError("no list of shapes: not a LabelMe file")
+    name = str(tree.get("imagePath") or "").replace("\\", "/")
+    image = file.parent / name
+    if name and image.is_file():
+        return _Document(file, image, None, image_size(image), shapes)
+    if isinstance(tree.get("imageData"), str):
+        width, height = tree.get("imageWidth"), tree.get("imageHeight")
+        if not (isinstance(width, int) and isinstance(height, int)):
+            raise FaultError("no imageWidth and imageHeight")
+        return _Document(file, Path(name or "image.png"), partial(_embedded, file), (width, height), shapes)
+    raise FaultError(f"there is no image {name or '(no imagePath)'}, nor is it inside the file")
+
+
+def _tree(file: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise FaultError(f"no JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise FaultError("not a LabelMe file")
+    return tree
+
+
+def _embedded(file: Path) -> bytes:
+    """The image that a LabelMe file carries inside."""
+    try:
+        return base64.b64decode(_tree(file)["imageData"], validate=True)
+    except binascii.Error:
+        raise DataError(f"the image inside {file} is damaged", remedy="put the image file beside it") from None
+
+
+def _categories(root: Path, documents: list[_Document]) -> tuple[str, ...]:
+    """Labels in the order of labels.txt, where there is one; the others after it by name."""
+    listed = (root / "labels.txt").read_text(encoding="utf-8").split("\n") if (root / "labels.txt").is_file() else []
+    used = {str(shape.get("label")) for document in documents for shape in document.shapes}
+    names = [*(line.strip() for line in listed if line.strip()), *sorted(used)]
+    return tuple(name for name in dict.fromkeys(names) if name not in NOT_OBJECTS)
+
+
+def _annotations(
+    document: _Document, categories: tuple[str, ...], left_out: Counter[str], faults: list[str]
+) -> list[Annotation]:
+    """Objects of a file; polygons of one label and group are parts of one object."""
+    numbers = {name: number for number, name in enumerate(categories, 1)}
+    found: dict[Any, Annotation | list[npt.NDArray[np.float64]]] = {}
+    for index, shape in enumerate(document.shapes):
+        label, kind = str(shape.get("label")), str(shape.get("shape_type") or "polygon")
+        if label in NOT_OBJECTS:
+            continue
+        if kind in LEFT_OUT:
+            left_out[kind] += 1
+            continue
+        group = shape.get("group_id")
+        key = (label, index, None) if group is None else (label, None, str(group))
+        try:
+            object_ = _object(shape, kind, numbers[label], document.size)
+        except FaultError as error:
+            faults.append(f"{document.file}: shape {index}, {label}: {error}")
+            continue
+        parts = found.get(key)
+        if isinstance(object_, dict) or not isinstance(parts, list):
+            found[key if key not in found else (label, index, str(group))] = object_
+        else:
+            parts += object_
+    return [
+        polygon_annotation(numbers[key[0]], object_, document.size) if isinstance(object_, list) else object_
+        for key, object_ in found.items()
+    ]
+
+
+def _object(
+    shape: dict[str, Any], kind: str, category_id: int, size: tuple[int, int]
+) -> Annotation | list[npt.NDArray[np.float64]]:
+    """A finished annotation, or the parts [n, 2] of an outline."""
+    points = _points(shape.get("points"))
+    match kind:
+        case "polygon" if len(points) >= 3:
+            return [points]
+        case "rectangle" if len(points) >= 2:
+            low, high = points.min(axis=0), points.max(axis=0)
+            return box_annotation(category_id, [*low, *(high - low)])
+        case "circle" if len(points) == 2:
+            angles = np.arange(CIRCLE_POINTS) * (2 * math.pi / CIRCLE_POINTS)
+            return [points[0] + math.dist(*points) * np.stack([np.cos(angles), np.sin(angles)], axis=1)]
+        case "mask" if len(points) == 2:
+            return mask_annotation(category_id, _mask(shape.get("mask"), points, size))
+        case "polygon" | "rectangle" | "circle" | "mask":
+            raise FaultError(f"a {kind} of {len(points)} points")
+    raise FaultError(f"shapes of kind {kind} are unknown")
+
+
+def _points(value: Any) -> npt.NDArray[np.float64]:
+    try:
+        points = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        points = np.zeros(0)
+    if points.ndim != 2 or points.shape[1] != 2 or not np.isfinite(points).all():
+        raise FaultError("its points are not pairs of finite numbers")
+    return points
+
+
+def _mask(text: Any, corners: npt.NDArray[np.float64], size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """The bitmap of the whole image from a PNG of the part between two corners, both inside."""
+    try:
+        data = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
+        window = cv2.imdecode(data, cv2.IMREAD_GRAYSCALE) if len(data) else None
+    except (TypeError, binascii.Error):
+        window = None
+    if window is None:
+        raise FaultError("its mask is not a PNG in base64")
+    x, y = np.rint(corners[0]).astype(int).tolist()
+    canvas = np.zeros((size[1], size[0]), np.uint8)
+    if x < 0 or y < 0 or y + window.shape[0] > size[1] or x + window.shape[1] > size[0]:
+        raise FaultError("its mask reaches outside the image")
+    canvas[y : y + window.shape[0], x : x + window.shape[1]] = window > 0
+    return canvas

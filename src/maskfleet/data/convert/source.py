@@ -1,0 +1,108 @@
+"""What a foreign set holds, before it is written as COCO, and the geometry that its readers share.
+
+Shapes: n points of a polygon, H x W a mask.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hotcoco.mask as coco_mask
+import numpy as np
+import numpy.typing as npt
+
+from maskfleet.data.image_header import ImageFileError, read_image_header
+from maskfleet.errors import DataError
+
+MAX_FAULTS_LISTED = 10
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
+
+ReadProgress = Callable[[int, int], None]
+Annotation = dict[str, Any]  # of COCO, without "id" and "image_id"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceImage:
+    """An image and its annotations; the pixels are in the file at `path`, or come from `content`."""
+
+    path: Path
+    name: str  # in the new set: a relative path with forward slashes
+    width: int
+    height: int
+    annotations: list[Annotation]
+    content: Callable[[], bytes] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSet:
+    """All splits of a foreign set; category ids of its annotations count from 1 in the order of `categories`."""
+
+    splits: dict[str, list[SourceImage]]
+    categories: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def num_images(self) -> int:
+        return sum(len(images) for images in self.splits.values())
+
+
+class FaultError(ValueError):
+    """Something in a source file that cannot be converted; says what."""
+
+
+def raise_faults(faults: Sequence[str], remedy: str) -> None:
+    """One DataError for all faults, if there are any."""
+    if not faults:
+        return
+    lines = [f"{len(faults)} fault{'' if len(faults) == 1 else 's'} in the set to convert", *faults[:MAX_FAULTS_LISTED]]
+    if len(faults) > MAX_FAULTS_LISTED:
+        lines.append(f"and {len(faults) - MAX_FAULTS_LISTED} more")
+    raise DataError("\n    ".join(lines), remedy=remedy)
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """(width, height) of an image file; FaultError if it cannot be read."""
+    try:
+        header = read_image_header(path)
+    except (ImageFileError, OSError) as error:
+        raise FaultError(f"{path}: the image cannot be read: {error}") from None
+    return header.width, header.height
+
+
+def box_annotation(category_id: int, box: Sequence[float]) -> Annotation:
+    """A box [x, y, width, height] without an outline."""
+    x, y, width, height = (round(float(side), 3) for side in box)
+    return {"category_id": category_id, "bbox": [x, y, width, height], "area": width * height, "iscrowd": 0}
+
+
+def polygon_annotation(category_id: int, parts: Sequence[npt.NDArray[np.float64]], size: tuple[int, int]) -> Annotation:
+    """An outline of parts [n, 2] in an image of (width, height); its area is counted in pixels, as COCO's are."""
+    corners = np.concatenate(parts)
+    low, high = corners.min(axis=0), corners.max(axis=0)
+    polygons = [np.round(part, 2).ravel().tolist() for part in parts]
+    mask = coco_mask.merge(coco_mask.frPyObjects(polygons, size[1], size[0]))
+    box = box_annotation(category_id, [*low, *(high - low)])
+    return {**box, "area": float(coco_mask.area(mask)), "segmentation": polygons}
+
+
+def mask_annotation(category_id: int, mask: npt.NDArray[np.uint8]) -> Annotation:
+    """An outline as a bitmap [H, W] of the whole image."""
+    rle = coco_mask.encode(np.asfortranarray(mask))
+    box = box_annotation(category_id, coco_mask.toBbox(rle).tolist())
+    text = rle["counts"].decode("ascii")
+    segmentation = {"size": [mask.shape[0], mask.shape[1]], "counts": text}
+    return {**box, "area": float(coco_mask.area(rle)), "segmentation": segmentation}
+
+
+def unique_names(paths: Sequence[Path], folders: Sequence[Path]) -> list[str]:
+    """A name for each file: its path under its folder, numbered where two folders hold the same."""
+    chosen: dict[str, None] = {}
+    for path, folder in zip(paths, folders, strict=True):
+        name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
+        free = (f"{number}/{name}" if number > 1 else name for number in itertools.count(1))
+        chosen[next(found for found in free if found not in chosen)] = None
+    return list(chosen)

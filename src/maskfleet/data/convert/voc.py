@@ -1,0 +1,116 @@
+"""Pascal VOC sets: Annotations/*.xml, which hotcoco reads, JPEGImages/, and lists of splits in ImageSets/Main/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import hotcoco
+
+from maskfleet.data.convert.source import (
+    IMAGE_SUFFIXES,
+    FaultError,
+    ReadProgress,
+    SourceImage,
+    SourceSet,
+    image_size,
+    raise_faults,
+)
+from maskfleet.errors import DataError
+
+SPLITS = ("train", "val", "test")
+IMAGE_FOLDERS = ("JPEGImages", "images", ".", "Annotations")
+
+
+def read_voc(root: Path, progress: ReadProgress) -> SourceSet:
+    """The set under `root`, such as VOCdevkit/VOC2012."""
+    folder = root / "Annotations" if (root / "Annotations").is_dir() else root
+    files = sorted(folder.glob("*.xml"))
+    if not files:
+        raise DataError(
+            f"there are no .xml files in {folder}", remedy="name the folder that holds Annotations/ and JPEGImages/"
+        )
+    _expect_whole(files)
+    tree = _tree(root)
+    names = tuple(category["name"] for category in tree["categories"])
+    order = {category["id"]: number for number, category in enumerate(tree["categories"], 1)}
+    of_image: dict[int, list[dict[str, Any]]] = {record["id"]: [] for record in tree["images"]}
+    for annotation in tree["annotations"]:
+        kept = {key: annotation[key] for key in ("bbox", "area", "iscrowd")}
+        of_image[annotation["image_id"]].append({"category_id": order[annotation["category_id"]], **kept})
+    images: list[SourceImage] = []
+    faults: list[str] = []
+    for number, record in enumerate(tree["images"], 1):
+        try:
+            images.append(_image(root, record, of_image[record["id"]]))
+        except FaultError as error:
+            faults.append(str(error))
+        progress(number, len(tree["images"]))
+    raise_faults(faults, "put the images into JPEGImages/, or take their .xml files out")
+    splits = _splits(root, images)
+    return SourceSet(splits, names, tuple(_notes(root, tree, len(images) - sum(map(len, splits.values())))))
+
+
+def _expect_whole(files: list[Path]) -> None:
+    """Name every file that is no XML: hotcoco takes what it can of one that is cut off."""
+    faults = []
+    for file in files:
+        try:
+            ElementTree.parse(file)  # noqa: S314 - expat has refused entity bombs since 2.4.1
+        except ElementTree.ParseError as error:
+            faults.append(f"{file}: not whole XML: {error}")
+    raise_faults(faults, "copy those files again, or take them out")
+
+
+def _tree(root: Path) -> dict[str, Any]:
+    try:
+        tree: dict[str, Any] = hotcoco.COCO.from_voc(str(root)).dataset
+    except (ValueError, OSError) as error:
+        raise DataError(
+            f"{root} cannot be read as Pascal VOC: {error}", remedy="mend that file, or take it out"
+        ) from error
+    return tree
+
+
+def _image(root: Path, record: dict[str, Any], annotations: list[dict[str, Any]]) -> SourceImage:
+    path = _image_file(root, record["file_name"])
+    width, height = record["width"], record["height"]
+    if not (width and height):
+        width, height = image_size(path)
+    return SourceImage(path, path.name, width, height, annotations)
+
+
+def _image_file(root: Path, name: str) -> Path:
+    """The file of an image, whose name may lack its suffix or carry a folder."""
+    plain = name.replace("\\", "/").rsplit("/", 1)[-1]
+    for folder in IMAGE_FOLDERS:
+        for suffix in ("", *IMAGE_SUFFIXES):
+            if (root / folder / f"{plain}{suffix}").is_file():
+                return root / folder / f"{plain}{suffix}"
+    raise FaultError(f"there is no image {name} in {root / IMAGE_FOLDERS[0]}")
+
+
+def _splits(root: Path, images: list[SourceImage]) -> dict[str, list[SourceImage]]:
+    """Images by the lists of ImageSets/Main; one split, train, where there are none."""
+    folder = root / "ImageSets" / "Main"
+    lists = {split: folder / f"{split}.txt" for split in SPLITS if (folder / f"{split}.txt").is_file()}
+    if not {"train", "val"} & lists.keys() and (folder / "trainval.txt").is_file():
+        lists["train"] = folder / "trainval.txt"
+    if not lists:
+        return {"train": images}
+    stems = {split: set(path.read_text(encoding="utf-8").split()) for split, path in lists.items()}
+    splits = {split: [image for image in images if Path(image.name).stem in wanted] for split, wanted in stems.items()}
+    return {split: found for split, found in splits.items() if found}
+
+
+def _notes(root: Path, tree: dict[str, Any], num_unlisted: int) -> list[str]:
+    notes = []
+    if num_unlisted > 0:
+        notes.append(f"{num_unlisted} images are in no list of ImageSets/Main and were left out")
+    difficult = sum(annotation["iscrowd"] for annotation in tree["annotations"])
+    if difficult:
+        notes.append(f"{difficult} objects marked difficult became crowd regions: neither learned nor counted as wrong")
+    if (root / "SegmentationObject").is_dir():
+        notes.append("boxes only: the masks in SegmentationObject/ are not read")
+    return notes

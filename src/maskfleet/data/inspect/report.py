@@ -1,0 +1,268 @@
+"""What is in a set and what is wrong with it: one report, for people (`inspect_page`) and for machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maskfleet import __version__
+from maskfleet.data.checks.annotations import Problem, check_split
+from maskfleet.data.inspect.selection import Sample, choose_problem_samples, choose_samples
+from maskfleet.data.inspect.statistics import (
+    BucketUse,
+    ClassCount,
+    Histogram,
+    ImageSizes,
+    SizeShares,
+    aspect_histogram,
+    box_size_histogram,
+    bucket_uses,
+    class_counts,
+    image_sizes,
+    object_table,
+    objects_per_image,
+    outline_counts,
+    size_shares,
+)
+from maskfleet.data.store.annotations import AnnotationStore, open_store
+from maskfleet.data.store.coco import SplitPaths, find_split, split_from_paths, split_names
+from maskfleet.errors import DataError
+
+REPORT_FORMAT = 1
+MIN_IMAGES_FOR_WORKERS = 500  # starting processes takes about as long as decoding so many
+MAX_WORKERS = 16
+
+Progress = Callable[[str, int, int], None]  # split, images done, images in all
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """The largest size images are resized to, which decides their canvases; all in pixels."""
+
+    short_edge_px: int
+    max_px: int
+    divisor: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitReport:
+    """One split: what is in it, what is wrong with it, and which of its images are worth a look."""
+
+    split: SplitPaths
+    num_images: int
+    num_annotations: int  # in the file
+    num_objects: int  # single objects fit for training
+    num_crowds: int
+    num_left_out: int  # annotations that training cannot use
+    num_empty_images: int  # without a single object
+    outlines: dict[str, int]
+    classes: tuple[ClassCount, ...]
+    shares: SizeShares
+    box_size: Histogram
+    aspect: Histogram
+    objects_per_image: Histogram
+    sizes: ImageSizes
+    buckets: tuple[BucketUse, ...]
+    problems: tuple[Problem, ...]
+    samples: tuple[Sample, ...]
+    problem_samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All splits that were inspected, and what is to say of them together."""
+
+    splits: tuple[SplitReport, ...]
+    stores: tuple[AnnotationStore, ...]  # of the splits
+    notes: tuple[str, ...]
+    resize: Resize
+    decoded: bool
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Problems of all splits."""
+        return [problem for split in self.splits for problem in split.problems]
+
+    @property
+    def num_errors(self) -> int:
+        return sum(problem.severity == "error" for problem in self.problems)
+
+    @property
+    def num_warnings(self) -> int:
+        return len(self.problems) - self.num_errors
+
+
+def splits_to_inspect(
+    root: Path | None, names: Sequence[str] = (), *, annotations: Path | None = None, images: Path | None = None
+) -> tuple[list[SplitPaths], list[str]]:
+    """The splits that a user means -> (splits, notes on splits that have no images).
+
+    Either a COCO folder, with all its splits unless some are named, or an annotation file and its image folder; those
+    two may be relative to the folder.
+    """
+    if root is not None and root.is_file() and annotations is None:
+        root, annotations = None, root
+    if annotations is not None or images is not None:
+        return [_split_of_paths(root, names, annotations, images)], []
+    if root is None:
+        raise DataError("nothing to inspect", remedy="name a COCO folder, or give --annotations and --images")
+    if names:
+        return [find_split(root, name) for name in names], []
+    found: list[SplitPaths] = []
+    errors: dict[str, DataError] = {}
+    for name in _names_under(root):
+        try:
+            found.append(find_split(root, name))
+        except DataError as error:
+            errors[name] = error
+    if not found:
+        raise next(iter(errors.values()))
+    return found, [f"{name} was not inspected: {error.what}" for name, error in errors.items()]
+
+
+def inspect_splits(
+    splits: Sequence[SplitPaths],
+    *,
+    resize: Resize,
+    decode: bool = True,
+    workers: int | None = None,
+    num_samples: int = 24,
+    notes: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Report:
+    """Check and count every split; raises only where an annotation file cannot be read as COCO at all.
+
+    `decode` decodes every image as well as reading its header. `workers` files are read at once, 0 in this process;
+    None starts as many as there are cores for a set that is worth it. `notes` go into the report.
+    """
+    reports = []
+    stores = [open_store(split) for split in splits]
+    for store in stores:
+        tell = _told(progress, store.split.name)
+        at_once = _default_workers(len(store)) if workers is None else workers
+        problems = check_split(store, decode=decode, workers=at_once, progress=tell)
+        reports.append(_split_report(store, problems, resize, num_samples))
+    return Report(tuple(reports), tuple(stores), (*notes, *_category_notes(stores)), resize, decode)
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    """The whole report as JSON values."""
+    return {
+        "maskfleet": __version__,
+        "format": REPORT_FORMAT,
+        "errors": report.num_errors,
+        "warnings": report.num_warnings,
+        "decoded": report.decoded,
+        "resize": dataclasses.asdict(report.resize),
+        "notes": list(report.notes),
+        "splits": [_plain(split) for split in report.splits],
+    }
+
+
+def kind_counts(problems: Sequence[Problem]) -> list[tuple[str, str, int]]:
+    """(severity, kind, how many), errors first, then by number."""
+    counts = Counter((problem.severity, problem.kind) for problem in problems)
+    ordered = sorted(counts.items(), key=lambda item: (item[0][0], -item[1], item[0][1]))
+    return [(severity, kind, count) for (severity, kind), count in ordered]
+
+
+def _split_of_paths(
+    root: Path | None, names: Sequence[str], annotations: Path | None, images: Path | None
+) -> SplitPaths:
+    if annotations is None or images is None:
+        missing = "--images, the folder of its images" if images is None else "--annotations, the file"
+        raise DataError("an annotation file needs its images, and the reverse", remedy=f"give {missing}, too")
+    if names:
+        raise DataError(
+            "--split names a split of a COCO folder, but an annotation file is given",
+            remedy="leave out --split, or give the COCO folder alone",
+        )
+    base = root or Path()
+    return split_from_paths(base / annotations, base / images)
+
+
+def _names_under(root: Path) -> list[str]:
+    if not root.exists():
+        raise DataError(f"there is no folder {root}", remedy="check the path")
+    names = split_names(root)
+    if names:
+        return names
+    looks_like = {
+        "yolo": any(root.glob("*.yaml")) or any(root.glob("*.yml")),
+        "voc": (root / "Annotations").is_dir(),
+        "labelme": any(root.glob("*.json")),
+    }
+    form = next((form for form, found in looks_like.items() if found), None)
+    hint = f"; if this is {form}, run maskfleet data convert {root} NEW_FOLDER --from {form}" if form else ""
+    raise DataError(
+        f"{root} has no annotations/instances_*.json",
+        remedy=f"name the folder that holds annotations/, or give --annotations FILE --images FOLDER{hint}",
+    )
+
+
+def _default_workers(num_images: int) -> int:
+    if num_images < MIN_IMAGES_FOR_WORKERS:
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MAX_WORKERS)
+
+
+def _told(progress: Progress | None, name: str) -> Callable[[int, int], None] | None:
+    if progress is None:
+        return None
+    return lambda done, total: progress(name, done, total)
+
+
+def _split_report(store: AnnotationStore, problems: Sequence[Problem], resize: Resize, num_samples: int) -> SplitReport:
+    table = object_table(store)
+    objects = table.select(~table.crowd)
+    return SplitReport(
+        split=store.split,
+        num_images=len(store),
+        num_annotations=store.num_annotations,
+        num_objects=len(objects.owner),
+        num_crowds=len(table.owner) - len(objects.owner),
+        num_left_out=store.num_annotations - len(table.owner),
+        num_empty_images=len(store) - len(np.unique(objects.owner)),
+        outlines=outline_counts(store),
+        classes=class_counts(store, table),
+        shares=size_shares(objects),
+        box_size=box_size_histogram(objects),
+        aspect=aspect_histogram(objects),
+        objects_per_image=objects_per_image(objects, len(store)),
+        sizes=image_sizes(store),
+        buckets=bucket_uses(store, **dataclasses.asdict(resize)),
+        problems=tuple(problems),
+        samples=tuple(choose_samples(store, table, problems, count=num_samples)),
+        problem_samples=tuple(choose_problem_samples(store, problems, count=num_samples)),
+    )
+
+
+def _category_notes(stores: Sequence[AnnotationStore]) -> list[str]:
+    """Splits that could not be trained and evaluated together, because their classes differ."""
+    notes = []
+    for store in stores[1:]:
+        ours = {(c.id, c.name) for c in stores[0].categories}
+        theirs = {(c.id, c.name) for c in store.categories}
+        if ours != theirs:
+            unlike = ", ".join(f"{identity} {name}" for identity, name in sorted(ours ^ theirs)[:5])
+            notes.append(f"{stores[0].split.name} and {store.split.name} have different classes: {unlike}")
+    return notes
+
+
+def _plain(value: Any) -> Any:
+    """`value` with dataclasses as dicts and paths as text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

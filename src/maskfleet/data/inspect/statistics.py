@@ -1,0 +1,229 @@
+"""What is in a set: counts and distributions, as plain numbers.
+
+Shapes: I images, A annotations of known images, N of them fit for use, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from maskfleet.data.pipeline.buckets import choose_buckets
+from maskfleet.data.store.annotations import AnnotationStore
+from maskfleet.data.store.coco import KIND_BROKEN, KIND_NONE, KIND_POLYGONS, KIND_RLE
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+SMALL_AREA, LARGE_AREA = 32.0**2, 96.0**2  # COCO's borders between small, medium and large
+MAX_COUNT_BINS = 30
+MAX_SIZES = 400
+SIZE_STEP_PX = 32
+BucketMode = Literal["orientation", "tight", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectTable:
+    """The annotations that training uses, crowds among them, by image."""
+
+    owner: Ints  # [N] index of the image
+    rows: Ints  # [N] rows of the store
+    labels: Ints  # [N] 1..K
+    boxes: Floats  # [N, 4] xyxy, cut at the border of the image
+    area: Floats  # [N] of the outline, as the file has it
+    crowd: Bools  # [N]
+
+    def select(self, which: Bools) -> ObjectTable:
+        """Those that `which` [N] picks."""
+        return ObjectTable(
+            self.owner[which],
+            self.rows[which],
+            self.labels[which],
+            self.boxes[which],
+            self.area[which],
+            self.crowd[which],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How many values lie between each two neighbouring edges; the outermost bins hold what lies beyond them too."""
+
+    edges: tuple[float, ...]  # one more than counts
+    counts: tuple[int, ...]
+    median: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClassCount:
+    """One class: its single objects, its crowd regions, and the images that hold an object of it."""
+
+    id: int
+    name: str
+    label: int
+    objects: int
+    crowds: int
+    images: int
+
+
+@dataclass(frozen=True, slots=True)
+class SizeShares:
+    """Objects by COCO's three ranges of area."""
+
+    small: int
+    medium: int
+    large: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSize:
+    """A size and how many images have it; with `step_px` above 1, the middle of a cell of the grid of that step."""
+
+    width: int
+    height: int
+    images: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSizes:
+    """The sizes of all images, commonest first."""
+
+    distinct: int
+    step_px: int
+    sizes: tuple[ImageSize, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CanvasUse:
+    """A canvas in pixels and how many images go on it; without a size, the batch's own."""
+
+    height: int | None
+    width: int | None
+    images: int
+
+
+@dataclass(frozen=True, slots=True)
+class BucketUse:
+    """What one setting of `data.buckets` does to a set, at the largest size that images are resized to."""
+
+    mode: BucketMode
+    canvases: tuple[CanvasUse, ...]
+    padding: float  # share of all canvas pixels that lie outside the images
+
+
+def object_table(store: AnnotationStore) -> ObjectTable:
+    """All annotations that `clean_instances` would leave, of all images at once."""
+    owner = np.repeat(np.arange(len(store)), store.num_instances)  # [A]
+    rows = store.annotations(0, len(owner))
+    size = np.stack([store.widths, store.heights] * 2, axis=1).astype(np.float64)[owner]  # [A, 4]
+    boxes = np.clip(rows.boxes, 0, size)
+    with np.errstate(invalid="ignore"):
+        keep = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
+        keep &= (rows.area > 1) & ~rows.ignore & (rows.labels > 0)
+    return ObjectTable(owner, rows.rows, rows.labels, boxes, rows.area, rows.crowd).select(keep)
+
+
+def class_counts(store: AnnotationStore, table: ObjectTable) -> tuple[ClassCount, ...]:
+    """The classes in the order of their labels."""
+    bins = len(store.categories) + 1
+    objects = np.bincount(table.labels[~table.crowd], minlength=bins)
+    crowds = np.bincount(table.labels[table.crowd], minlength=bins)
+    seen = np.unique(table.owner[~table.crowd] * bins + table.labels[~table.crowd])
+    images = np.bincount(seen % bins, minlength=bins)
+    return tuple(
+        ClassCount(c.id, c.name, c.label, int(objects[c.label]), int(crowds[c.label]), int(images[c.label]))
+        for c in store.categories
+    )
+
+
+def outline_counts(store: AnnotationStore) -> dict[str, int]:
+    """How the annotations of the file say their outlines."""
+    kinds = np.bincount(store.columns["ann_kind"], minlength=4)
+    names = {KIND_POLYGONS: "polygons", KIND_RLE: "rle", KIND_NONE: "none", KIND_BROKEN: "broken"}
+    return {name: int(kinds[kind]) for kind, name in names.items()}
+
+
+def size_shares(objects: ObjectTable) -> SizeShares:
+    """Objects by COCO's ranges, judged as its evaluation does, by the area of the outline."""
+    small, not_large = int((objects.area < SMALL_AREA).sum()), int((objects.area <= LARGE_AREA).sum())
+    return SizeShares(small, not_large - small, len(objects.area) - not_large)
+
+
+def box_size_histogram(objects: ObjectTable) -> Histogram:
+    """Root of the box area in pixels, two bins an octave from 1 px on."""
+    sides = objects.boxes[:, 2:] - objects.boxes[:, :2]
+    return _log_histogram(np.sqrt(sides.prod(axis=1)), bins_an_octave=2, low=0, high=13)
+
+
+def aspect_histogram(objects: ObjectTable) -> Histogram:
+    """Box width over height, three bins an octave, one of them around 1."""
+    sides = objects.boxes[:, 2:] - objects.boxes[:, :2]
+    return _log_histogram(sides[:, 0] / sides[:, 1], bins_an_octave=3, low=-6, high=6, shift=0.5)
+
+
+def objects_per_image(objects: ObjectTable, num_images: int) -> Histogram:
+    """Single objects of each image, in whole numbers; an edge is the first number of its bin."""
+    counts = np.bincount(objects.owner, minlength=num_images)
+    if not num_images:
+        return Histogram((0.0, 1.0), (0,), None)
+    step = -(-(int(counts.max()) + 1) // MAX_COUNT_BINS)
+    edges = np.arange(0, int(counts.max()) + step + 1, step)
+    found, _ = np.histogram(counts, edges - 0.5)
+    return Histogram(tuple(edges.astype(float).tolist()), tuple(found.tolist()), float(np.median(counts)))
+
+
+def image_sizes(store: AnnotationStore) -> ImageSizes:
+    """All sizes of the annotation file; more than MAX_SIZES are laid on a grid."""
+    sizes, counts = _distinct_sizes(store.widths, store.heights)
+    distinct, step = len(sizes), 1
+    while len(sizes) > MAX_SIZES:
+        step = SIZE_STEP_PX if step == 1 else step * 2
+        middles = [side // step * step + step // 2 for side in (store.widths, store.heights)]
+        sizes, counts = _distinct_sizes(*middles)
+    order = np.argsort(-counts, kind="stable")
+    return ImageSizes(
+        distinct,
+        step,
+        tuple(ImageSize(int(sizes[index, 0]), int(sizes[index, 1]), int(counts[index])) for index in order),
+    )
+
+
+def bucket_uses(store: AnnotationStore, *, short_edge_px: int, max_px: int, divisor: int) -> tuple[BucketUse, ...]:
+    """What each setting of `data.buckets` makes of the set; images without a size are left out."""
+    known = (store.widths > 0) & (store.heights > 0)
+    heights, widths = store.heights[known], store.widths[known]
+    if not len(heights):
+        return ()
+    uses = []
+    for mode in get_args(BucketMode):
+        buckets = choose_buckets(mode, heights, widths, short_edge_px=short_edge_px, max_px=max_px, divisor=divisor)
+        counts = np.bincount(buckets.of(heights, widths), minlength=len(buckets.canvases)).tolist()
+        canvases = [
+            CanvasUse(canvas[0], canvas[1], count) if canvas else CanvasUse(None, None, count)
+            for canvas, count in zip(buckets.canvases, counts, strict=True)
+        ]
+        filled = int(buckets.resized(heights, widths).prod(axis=1).sum())
+        uses.append(BucketUse(mode, tuple(canvases), 1 - filled / buckets.padded_pixels(heights, widths)))
+    return tuple(uses)
+
+
+def _log_histogram(values: Floats, *, bins_an_octave: int, low: int, high: int, shift: float = 0.0) -> Histogram:
+    """Bins of equal ratio over the values, at most from 2**low to 2**high; `shift` bins before them."""
+    if not len(values):
+        return Histogram((1.0, 2.0), (0,), None)
+    place = np.floor(np.log2(values) * bins_an_octave + shift)
+    place = np.clip(place, low * bins_an_octave, high * bins_an_octave - 1).astype(np.int64)
+    first, last = int(place.min()), int(place.max())
+    edges = tuple(math.exp2((number - shift) / bins_an_octave) for number in range(first, last + 2))
+    return Histogram(edges, tuple(np.bincount(place - first).tolist()), float(np.median(values)))
+
+
+def _distinct_sizes(widths: Ints, heights: Ints) -> tuple[Ints, Ints]:
+    """Distinct (width, height) pairs and how often each occurs."""
+    sizes, counts = np.unique(np.stack([widths, heights], axis=1), axis=0, return_counts=True)
+    return np.asarray(sizes, np.int64), np.asarray(counts, np.int64)

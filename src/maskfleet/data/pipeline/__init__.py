@@ -1,0 +1,1 @@
+"""From images and annotations to padded batches."""

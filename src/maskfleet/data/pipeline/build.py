@@ -1,0 +1,134 @@
+"""Loaders from a run's configuration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+
+from maskfleet.config.run import RunConfig
+from maskfleet.data.pipeline.buckets import Buckets, choose_buckets, with_fallback
+from maskfleet.data.pipeline.loader import (
+    EvalLoader,
+    EvaluationBatches,
+    ResizeOn,
+    TrainBatches,
+    TrainLoader,
+    WorkerPool,
+)
+from maskfleet.data.pipeline.sampler import Cursor, RankStream, TrainOrder, cursor_from, evaluation_batches, order_group
+from maskfleet.data.pipeline.samples import Preparation
+from maskfleet.data.store.annotations import AnnotationStore
+from maskfleet.data.store.dataset import ImageSet, evaluation_images, training_images
+
+MAX_DEFAULT_WORKERS = 8
+
+
+def build_train_loader(
+    config: RunConfig,
+    stores: Sequence[AnnotationStore],
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    device: torch.device | str = "cpu",
+    resume: Mapping[str, int] | None = None,
+    skip: Sequence[Collection[int]] = (),
+    resize_on: ResizeOn | None = None,
+) -> TrainLoader:
+    """The training batches of one rank.
+
+    `resume` is what `TrainLoader.state` wrote; `skip` lists, for each store, ids of images to leave out.
+    `resize_on` None resizes on the device if that is a GPU, otherwise in the workers.
+    """
+    device = torch.device(device)
+    data, model, train = config.data, config.model, config.train
+    images = training_images(stores, filter_empty=data.filter_empty, masks=model.mask, skip=skip)
+    buckets = choose_buckets(
+        data.buckets,
+        *images.sizes(),
+        short_edge_px=data.train_short_edge_px[1],
+        max_px=model.canvas_max_px,
+        divisor=model.size_divisor,
+        crops=data.scale_jitter is not None,
+    )
+    images.put_in_buckets(buckets.of(*images.sizes()))
+    preparation = Preparation(
+        short_edge_px=data.train_short_edge_px,
+        max_px=model.canvas_max_px,
+        flip=data.flip_probability,
+        scale_jitter=data.scale_jitter,
+        color_jitter=data.color_jitter,
+        masks=model.mask,
+        crowds=model.rpn.crowd_overlap <= 1,  # above 1 nothing reads them
+    )
+    dataset = TrainBatches(
+        images,
+        buckets,
+        preparation,
+        seed=train.seed,
+        resize_on=resize_on or _resize_place(device),
+        skip_bad=data.on_bad == "skip",
+    )
+    num_workers = chosen_workers(data.num_workers, world_size, device)
+    saved = cursor_from(resume) if resume is not None else None
+    order = _order(images, buckets, config, world_size, saved)
+    stream = RankStream(order, rank=rank, world_size=world_size, start=saved)
+    return TrainLoader(WorkerPool(dataset, num_workers=num_workers, device=device), stream, buckets)
+
+
+def build_eval_loader(
+    config: RunConfig,
+    store: AnnotationStore,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    device: torch.device | str = "cpu",
+    skip: Collection[int] = (),
+    resize_on: ResizeOn | None = None,
+) -> EvalLoader:
+    """One rank's share of one validation set: every image once, none padded twice."""
+    device = torch.device(device)
+    data, model = config.data, config.model
+    images = evaluation_images(store, max_images=config.eval.max_images, skip=skip)
+    sizes = images.sizes()
+    buckets = with_fallback(
+        choose_buckets(
+            data.buckets,
+            *sizes,
+            short_edge_px=data.test_short_edge_px,
+            max_px=model.canvas_max_px,
+            divisor=model.size_divisor,
+        )
+    )
+    images.put_in_buckets(buckets.of(*sizes))
+    planned = evaluation_batches(
+        images.buckets, images_per_batch=config.eval.images_per_gpu, rank=rank, world_size=world_size
+    )
+    dataset = EvaluationBatches(
+        images, buckets, resize_on=resize_on or _resize_place(device), skip_bad=data.on_bad == "skip"
+    )
+    num_workers = chosen_workers(data.num_workers, world_size, device)
+    return EvalLoader(WorkerPool(dataset, num_workers=num_workers, device=device), planned, buckets)
+
+
+def chosen_workers(wanted: int | None, world_size: int, device: torch.device) -> int:
+    """Loader processes of a rank: as `wanted`, or its share of the cores; half where the model computes there too."""
+    if wanted is not None:
+        return wanted
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if device.type == "cuda":
+        ranks_here = min(world_size, torch.cuda.device_count())
+        return max(1, min(MAX_DEFAULT_WORKERS, cores // ranks_here))
+    return max(1, min(MAX_DEFAULT_WORKERS, cores // world_size // 2))
+
+
+def _order(images: ImageSet, buckets: Buckets, config: RunConfig, world_size: int, saved: Cursor | None) -> TrainOrder:
+    areas = {canvas[0] * canvas[1] for canvas in buckets.canvases if canvas is not None}
+    batch = config.train.images_per_gpu
+    group = order_group(areas, world_size, saved, batch)
+    return TrainOrder(images.buckets, images_per_batch=batch, seed=config.train.seed, group=group)
+
+
+def _resize_place(device: torch.device) -> ResizeOn:
+    return "device" if device.type == "cuda" else "worker"

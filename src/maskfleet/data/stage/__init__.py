@@ -1,0 +1,1 @@
+"""Copy data sets between folders and S3, verified and resumable."""

@@ -1,0 +1,270 @@
+"""A local folder, often on EFS or FSx for Lustre, that files are staged from or to."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from maskfleet.data.stage.manifest import (
+    MANIFEST,
+    MAX_LINE_BYTES,
+    STATE_FOLDER,
+    FileProblem,
+    Item,
+    Record,
+    is_own_file,
+    line_of,
+    records_of,
+    size_text,
+)
+from maskfleet.errors import DataError
+
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+CHUNK_BYTES = 1 << 20
+_MAX_KNOWN_PARENTS = 10_000
+
+
+class Folder:
+    """A folder as a place; a file gets its name only when all of it is written."""
+
+    is_folder = True
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.name = str(root)
+        self.manifest_name = str(root / MANIFEST)
+        self._state = root / STATE_FOLDER
+        self._parts = self._state / "partial"
+        self._journal_path = self._state / "journal.jsonl"
+        self._journal: BinaryIO | None = None
+        self._numbers = itertools.count()
+        self._safe_parents: set[Path] = set()
+
+    def items(self) -> Iterator[Item]:
+        """All files, links followed; none where the folder is not there."""
+        try:
+            yield from self._walk()
+        except OSError as error:
+            raise folder_error(error, self.name) from error
+
+    def read(self, item: Item) -> tuple[str, Iterator[bytes]]:
+        """No version, and the bytes of a file; a file that changes meanwhile is a problem."""
+        return "", self._chunks(item)
+
+    def manifest(self) -> Iterator[Record]:
+        """Records of the folder's manifest, if it has one."""
+        yield from _records_in(self.root / MANIFEST, may_end_torn=False)
+
+    def records(self) -> Iterator[Record]:
+        """What is verified: the manifest's records, then those of a staging that did not end."""
+        yield from self.manifest()
+        yield from _records_in(self._journal_path, may_end_torn=True)
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Keep other stagings out, on this and on other machines; drop what an earlier one left half written."""
+        lock = self._lock()
+        try:
+            yield
+        finally:
+            if self._journal is not None:
+                self._journal.close()
+            shutil.rmtree(self._parts, ignore_errors=True)
+            lock.release()
+
+    def expect_space(self, need_bytes: int) -> None:
+        """Complain before the first byte if the file system says that there is no room."""
+        free_bytes = shutil.disk_usage(self.root).free
+        if need_bytes > free_bytes:
+            raise DataError(
+                f"{self.name} has {size_text(free_bytes)} free, and {size_text(need_bytes)} are still to be copied",
+                remedy="make room or choose a larger file system; what is copied already stays and is not copied again",
+            )
+
+    def reopen(self, records: Iterable[Record]) -> None:
+        """Take the manifest away while the folder is not complete; what is verified stays known in a journal."""
+        try:
+            draft = self._parts / "journal"
+            _write_lines(draft, records)
+            draft.replace(self._journal_path)
+            self._journal = self._journal_path.open("ab")
+            (self.root / MANIFEST).unlink(missing_ok=True)
+        except OSError as error:
+            raise folder_error(error, self.name) from error
+
+    def note(self, record: Record) -> None:
+        """Add to the journal, for the run that goes on if this one is killed."""
+        assert self._journal is not None, "reopen comes first"
+        try:
+            self._journal.write(line_of(record).encode())
+            self._journal.flush()
+        except OSError as error:
+            raise folder_error(error, self.name) from error
+
+    def store(self, item: Item, chunks: Iterable[bytes]) -> tuple[str, str]:
+        """Write a file under a passing name and rename it; neither etag nor version."""
+        partial = self._parts / f"{next(self._numbers)}"
+        try:
+            try:
+                with partial.open("xb") as file:
+                    for chunk in chunks:
+                        file.write(chunk)
+                target = self._target(item.path)
+                partial.replace(target)
+            finally:
+                partial.unlink(missing_ok=True)
+        except OSError as error:
+            if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG):
+                raise FileProblem(item.path, f"cannot be stored: {error.strerror}, {error.filename}") from error
+            raise folder_error(error, self.name) from error
+        return "", ""
+
+    def finish(self, records: Iterable[Record]) -> None:
+        """Write the manifest, after all that it names is on disk."""
+        try:
+            os.sync()  # once, instead of one fsync for each of a hundred thousand files
+            draft = self._parts / "manifest"
+            _write_lines(draft, records)
+            draft.replace(self.root / MANIFEST)
+            self._journal_path.unlink(missing_ok=True)
+        except OSError as error:
+            raise folder_error(error, self.name) from error
+
+    def _walk(self) -> Iterator[Item]:
+        """All files, in no order; folders wait on a list, so that deep trees need no deep calls."""
+        waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())] if self.root.exists() else []
+        while waiting:
+            prefix, above = waiting.pop()
+            folder = self.root / prefix
+            found = folder.stat()
+            here = (found.st_dev, found.st_ino)
+            if here in above:
+                yield Item(prefix.rstrip("/"), -1)  # a link to a folder that it is in has no end
+                continue
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    item = _item_of(entry, prefix + entry.name)
+                    if item is None:
+                        waiting.append((f"{prefix}{entry.name}/", (*above, here)))
+                    elif not is_own_file(item.path):
+                        yield item
+
+    def _chunks(self, item: Item) -> Iterator[bytes]:
+        try:
+            with (self.root / item.path).open("rb") as file:
+                before = os.fstat(file.fileno())
+                while chunk := file.read(CHUNK_BYTES):
+                    yield chunk
+                after = os.fstat(file.fileno())
+        except FileNotFoundError as error:
+            raise FileProblem(item.path, "was removed while it was read") from error
+        except PermissionError as error:
+            raise FileProblem(item.path, "may not be read by this user") from error
+        except OSError as error:
+            raise FileProblem(item.path, f"cannot be read: {error.strerror}") from error
+        changed = (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns)
+        if changed or (item.mtime_ns and item.mtime_ns != after.st_mtime_ns):
+            raise FileProblem(item.path, "changed while it was read")
+
+    def _target(self, path: str) -> Path:
+        """Where `path` goes; its folder is made. A link that leads out of the root is not followed."""
+        target = self.root / path
+        parent = target.parent
+        if parent not in self._safe_parents:
+            nearest = next(one for one in (parent, *parent.parents) if one.exists())
+            if not nearest.resolve().is_relative_to(self.root.resolve()):
+                raise FileProblem(path, f"is below {nearest}, a link that leads out of {self.root}")
+            parent.mkdir(parents=True, exist_ok=True)
+            if len(self._safe_parents) >= _MAX_KNOWN_PARENTS:
+                self._safe_parents.clear()
+            self._safe_parents.add(parent)
+        return target
+
+    def _lock(self) -> FileLock:
+        from filelock import FileLock, Timeout
+
+        owner = self._state / "owner"
+        try:
+            self._state.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self._state / "lock", fallback_to_soft=False)
+            lock.acquire(timeout=0)
+            owner.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+            shutil.rmtree(self._parts, ignore_errors=True)
+            self._parts.mkdir(exist_ok=True)
+        except Timeout as error:
+            who = owner.read_text(encoding="utf-8").strip() if owner.exists() else "it did not say who it is"
+            raise DataError(
+                f"another staging into {self.name} is running ({who})",
+                remedy="wait until it ends, or stop it; then run this again",
+            ) from error
+        except OSError as error:
+            raise folder_error(error, self.name) from error
+        return lock
+
+
+def _item_of(entry: os.DirEntry[str], path: str) -> Item | None:
+    """A file, or None for a folder that is to be looked into; links count as what they lead to."""
+    try:
+        found = entry.stat()
+    except OSError:
+        return Item(path, -1)
+    if stat.S_ISDIR(found.st_mode):
+        return None if path != STATE_FOLDER else Item(path, 0)
+    return Item(path, found.st_size, mtime_ns=found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else Item(path, -1)
+
+
+def folder_error(error: OSError, name: str) -> DataError:
+    """What a failed call on a folder means for the user."""
+    where = error.filename or name
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DataError(
+            f"{name} is full",
+            remedy="make room and run the same command again; what is copied already stays and is not copied again",
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return DataError(
+            f"user {os.getuid()} may not write or read {where}: {error.strerror}",
+            remedy="give the folder to that user (chown), mount it writable, or on EFS mount it by an access point",
+        )
+    if error.errno in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+        return DataError(
+            f"{where} takes no locks, so two stagings could meet there: {error.strerror}",
+            remedy="mount it with locks, Lustre with the option flock (deploy/helm/storage does)",
+        )
+    return DataError(
+        f"{where}: {error.strerror or error}", remedy="check the folder and its mount, then run this again"
+    )
+
+
+def _records_in(path: Path, *, may_end_torn: bool) -> Iterator[Record]:
+    try:
+        with path.open("rb") as file:
+            yield from records_of(_whole_lines(file), str(path), may_end_torn=may_end_torn)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise folder_error(error, str(path)) from error
+
+
+def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Lines, none of which is read further than a manifest's may be long."""
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        yield line
+
+
+def _write_lines(path: Path, records: Iterable[Record]) -> None:
+    with path.open("wb") as file:
+        for record in records:
+            file.write(line_of(record).encode())
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,231 @@
+"""A prefix of an S3 bucket that files are staged from or to."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import tempfile
+import time
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from maskfleet.data.stage.folder import CHUNK_BYTES
+from maskfleet.data.stage.manifest import MANIFEST, FileProblem, Item, Record, is_own_file, line_of, records_of
+from maskfleet.data.stage.s3_errors import code_of, s3_error, s3_errors
+from maskfleet.errors import DataError
+from maskfleet.log import logger
+from maskfleet.system.aws import aws_session
+
+PART_BYTES = 8 * CHUNK_BYTES  # of a multipart upload; smaller files go in one request
+ATTEMPTS = 10  # of a request that S3 does not answer or asks to slow down
+_MAX_PARTS = 10_000
+_MAX_KEY_BYTES = 1024
+_READ_ATTEMPTS = 5
+_URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", re.DOTALL)
+
+
+class Prefix:
+    """All objects below a prefix as a place; S3 shows an object only when all of it has arrived."""
+
+    is_folder = False
+
+    def __init__(self, url: str, *, workers: int) -> None:
+        self._bucket, self._prefix = _split(url)
+        self.name = f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+        self.manifest_name = f"s3://{self._bucket}/{self._prefix}{MANIFEST}"
+        self._client = _client(workers)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def items(self) -> Iterator[Item]:
+        """All objects; the empty ones that stand for folders are left out."""
+        with s3_errors(self.name, "list"):
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix)
+            for page in pages:
+                for found in page.get("Contents", ()):
+                    path = found["Key"][len(self._prefix) :]
+                    is_marker = found["Size"] == 0 and (not path or path.endswith("/"))
+                    if not is_marker and not is_own_file(path):
+                        yield Item(path, found["Size"], etag=found["ETag"].strip('"'))
+
+    def read(self, item: Item) -> tuple[str, Iterator[bytes]]:
+        """The version, where the bucket keeps any, and the bytes of an object, of just the content that was listed."""
+        answer = self._get(item, 0)
+        return answer.get("VersionId", ""), self._chunks(item, answer["Body"])
+
+    def manifest(self) -> Iterator[Record]:
+        """Records of the prefix's manifest, if it has one."""
+        with s3_errors(self.manifest_name, "read"):
+            try:
+                answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + MANIFEST)
+            except self._client.exceptions.NoSuchKey:
+                return
+            yield from records_of(answer["Body"].iter_lines(CHUNK_BYTES), self.manifest_name)
+
+    records = manifest
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Nothing to keep others out with: uploads of one object replace each other whole."""
+        yield
+
+    def expect_space(self, need_bytes: int) -> None:
+        """A bucket has room."""
+
+    def reopen(self, records: Iterable[Record]) -> None:
+        """An old manifest stays until it is replaced: who reads it meanwhile finds that it does not fit."""
+
+    def note(self, record: Record) -> None:
+        """The bucket's listing is the journal."""
+
+    def store(self, item: Item, chunks: Iterable[bytes]) -> tuple[str, str]:
+        """Upload one file, in parts if it is large -> (etag, version)."""
+        key = self._prefix + item.path
+        if len(key.encode()) > _MAX_KEY_BYTES:
+            raise FileProblem(item.path, f"makes an object name of more than {_MAX_KEY_BYTES} bytes")
+        with s3_errors(f"s3://{self._bucket}/{key}", "write"):
+            if item.bytes <= PART_BYTES:
+                answer = self._put(key, b"".join(chunks))
+            else:
+                answer = self._put_parts(key, _regrouped(chunks, part_bytes(item.bytes)))
+        return answer["ETag"].strip('"'), answer.get("VersionId", "")
+
+    def finish(self, records: Iterable[Record]) -> None:
+        """Write the manifest."""
+        with tempfile.TemporaryFile() as file:
+            for record in records:
+                file.write(line_of(record).encode())
+            size = file.tell()
+            file.seek(0)
+            self.store(Item(MANIFEST, size), iter(lambda: file.read(CHUNK_BYTES), b""))
+
+    def _get(self, item: Item, start: int) -> dict[str, Any]:
+        asked = {"Range": f"bytes={start}-"} if start else {}
+        where = f"s3://{self._bucket}/{self._prefix}{item.path}"
+        try:
+            with s3_errors(where, "read"):
+                answer: dict[str, Any] = self._client.get_object(
+                    Bucket=self._bucket, Key=self._prefix + item.path, IfMatch=f'"{item.etag}"', **asked
+                )
+        except DataError as error:
+            match code_of(error.__cause__):
+                case "PreconditionFailed" | "412":
+                    raise FileProblem(item.path, "changed while it was copied") from error
+                case "NoSuchKey" | "404":
+                    raise FileProblem(item.path, "was deleted while it was copied") from error
+                case "InvalidObjectState":
+                    raise FileProblem(item.path, "is archived: restore it first (aws s3api restore-object)") from error
+            raise
+        return answer
+
+    def _chunks(self, item: Item, body: Any) -> Iterator[bytes]:
+        """The bytes of an object; a connection that breaks is opened again where it broke."""
+        from botocore.exceptions import BotoCoreError, FlexibleChecksumError
+
+        done, attempt = 0, 1
+        while True:
+            try:
+                with body:
+                    while chunk := body.read(CHUNK_BYTES):
+                        done += len(chunk)
+                        yield chunk
+                return
+            except FlexibleChecksumError as error:
+                raise FileProblem(item.path, "does not fit the checksum that S3 keeps of it") from error
+            except BotoCoreError as error:
+                if attempt == _READ_ATTEMPTS:
+                    raise s3_error(error, f"s3://{self._bucket}/{self._prefix}{item.path}", "read") from error
+                time.sleep(min(2.0 ** (attempt - 1), 8.0) / 4)
+                attempt += 1
+            if done == item.bytes:
+                return
+            body = self._get(item, done)["Body"]
+
+    def _put(self, key: str, content: bytes) -> dict[str, Any]:
+        checksum = b64encode(hashlib.sha256(content).digest()).decode()
+        answer: dict[str, Any] = self._client.put_object(
+            Bucket=self._bucket, Key=key, Body=content, ChecksumSHA256=checksum
+        )
+        return answer
+
+    def _put_parts(self, key: str, parts: Iterable[bytes]) -> dict[str, Any]:
+        what = {"Bucket": self._bucket, "Key": key}
+        upload = self._client.create_multipart_upload(**what, ChecksumAlgorithm="SHA256")
+        what["UploadId"] = upload["UploadId"]
+        try:
+            sent: list[dict[str, Any]] = []
+            for number, part in enumerate(parts, 1):
+                checksum = b64encode(hashlib.sha256(part).digest()).decode()
+                answer = self._client.upload_part(**what, PartNumber=number, Body=part, ChecksumSHA256=checksum)
+                sent.append({"PartNumber": number, "ETag": answer["ETag"], "ChecksumSHA256": checksum})
+            done: dict[str, Any] = self._client.complete_multipart_upload(**what, MultipartUpload={"Parts": sent})
+        except BaseException:
+            self._abort(what)
+            raise
+        return done
+
+    def _abort(self, what: dict[str, Any]) -> None:
+        """Throw away parts that would be paid for and never seen; why they are thrown away matters more than how."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            self._client.abort_multipart_upload(**what)
+        except (BotoCoreError, ClientError) as error:
+            logger.warning("parts of an upload to s3://%s/%s are left: %s", what["Bucket"], what["Key"], error)
+
+
+def part_bytes(size: int) -> int:
+    """Bytes of each part of an upload of `size` bytes: whole chunks, and no more parts than S3 takes."""
+    return max(PART_BYTES, math.ceil(size / _MAX_PARTS / CHUNK_BYTES) * CHUNK_BYTES)
+
+
+def etag_of(chunks: Iterable[bytes], size: int) -> str:
+    """The etag that `store` gets for this content from a bucket that is not encrypted with KMS."""
+    whole = [hashlib.md5(part, usedforsecurity=False).digest() for part in _regrouped(chunks, part_bytes(size))]
+    if size <= PART_BYTES:
+        return whole[0].hex() if whole else hashlib.md5(b"", usedforsecurity=False).hexdigest()
+    return f"{hashlib.md5(b''.join(whole), usedforsecurity=False).hexdigest()}-{len(whole)}"
+
+
+def _regrouped(chunks: Iterable[bytes], size: int) -> Iterator[bytes]:
+    """The same bytes in pieces of `size`, the last one shorter."""
+    waiting = bytearray()
+    for chunk in chunks:
+        waiting += chunk
+        while len(waiting) >= size:
+            yield bytes(waiting[:size])
+            del waiting[:size]
+    if waiting:
+        yield bytes(waiting)
+
+
+def _split(url: str) -> tuple[str, str]:
+    """Bucket and prefix, which ends with a slash unless it is empty."""
+    found = _URL.fullmatch(url)
+    if found is None:
+        raise DataError(f"{url!r} is no place in S3", remedy="write s3://bucket/prefix; bucket names are lower-case")
+    prefix = (found.group(2) or "").strip("/")
+    return found.group(1), f"{prefix}/" if prefix else ""
+
+
+def _client(workers: int) -> Any:
+    session = aws_session("places in S3")
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError
+
+    config = Config(
+        max_pool_connections=workers,
+        retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+        connect_timeout=10,
+        read_timeout=60,
+        user_agent_extra="maskfleet-stage",
+    )
+    try:
+        return session.client("s3", config=config)
+    except (BotoCoreError, ValueError) as error:
+        raise s3_error(error, "S3", "reach") from error

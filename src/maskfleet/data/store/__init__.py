@@ -1,0 +1,1 @@
+"""Annotation files as flat, memory-mapped columns."""

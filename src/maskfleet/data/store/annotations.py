@@ -1,0 +1,259 @@
+"""The annotations of a split as flat columns in one mapped file, shared by every rank and worker.
+
+Shapes: I images by ascending id, A annotations grouped by image, N annotations of one image, P polygon parts,
+V numbers of all polygons, R run-length masks. Polygon numbers and boxes are float64, just as the JSON has them: a
+float32 would move the points that lie on pixel borders, which rasterise differently then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from maskfleet.data.store.build import built_store
+from maskfleet.data.store.coco import KIND_POLYGONS, KIND_RLE, SplitPaths
+from maskfleet.data.store.columns import DamagedFileError, map_columns
+from maskfleet.errors import DataError
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+MIN_POLYGON_NUMBERS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Category:
+    """A class of the annotation file; labels count from 1 in the order of the ids."""
+
+    id: int
+    name: str
+    label: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRecord:
+    """An image as the annotation file describes it."""
+
+    id: int
+    path: Path
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InstanceArrays:
+    """Annotations of one image; their polygons and run-length masks stay in the store until asked for."""
+
+    ids: Ints  # [N]
+    boxes: Floats  # [N, 4] xyxy, as in the file: not clipped
+    labels: Ints  # [N] 1..num_categories; 0 for a category the file does not define
+    area: Floats  # [N]
+    crowd: Bools  # [N]
+    ignore: Bools  # [N]
+    kind: npt.NDArray[np.uint8]  # [N] coco.KIND_*
+    rows: Ints  # [N] rows of the store
+    store: AnnotationStore
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def polygons(self, index: int) -> list[Floats]:
+        """Outline of instance `index` as parts [n, 2], (x, y) views; parts of under three points are left out."""
+        return self.store.polygons(int(self.rows[index])) if self.kind[index] == KIND_POLYGONS else []
+
+    def rle(self, index: int) -> dict[str, Any] | None:
+        """Mask of instance `index` as pycocotools writes it, {"size": [h, w], "counts": bytes}; None if not so kept."""
+        return self.store.rle(int(self.rows[index])) if self.kind[index] == KIND_RLE else None
+
+    def select(self, which: npt.NDArray[Any]) -> InstanceArrays:
+        """The instances that `which`, a mask or indices, picks."""
+        return InstanceArrays(
+            ids=self.ids[which],
+            boxes=self.boxes[which],
+            labels=self.labels[which],
+            area=self.area[which],
+            crowd=self.crowd[which],
+            ignore=self.ignore[which],
+            kind=self.kind[which],
+            rows=self.rows[which],
+            store=self.store,
+        )
+
+    @property
+    def objects(self) -> InstanceArrays:
+        """Those that are single objects."""
+        return self.select(~self.crowd)
+
+    @property
+    def crowds(self) -> InstanceArrays:
+        """Those that are crowd regions."""
+        return self.select(self.crowd)
+
+
+def open_store(split: SplitPaths, *, cache_dir: Path | None = None) -> AnnotationStore:
+    """The annotation store of `split`, built on first use.
+
+    It is kept beside the annotation file or, where that cannot be written, in the user's cache folder; `cache_dir`
+    replaces both.
+    """
+    return AnnotationStore(built_store(split.annotations, cache_dir), split)
+
+
+class AnnotationStore:
+    """A split's images and annotations, mapped; pickling sends only the path. Made by `open_store`."""
+
+    def __init__(self, path: Path, split: SplitPaths) -> None:
+        self.path = path
+        self.split = split
+        try:
+            self.columns, meta = map_columns(path)
+        except (OSError, DamagedFileError) as error:
+            raise DataError(
+                f"the annotation store {path} cannot be read: {error}", remedy="delete it; it will be built again"
+            ) from error
+        self.source_categories: tuple[tuple[int, str], ...] = tuple((int(i), n) for i, n in meta["categories"])
+        self.source_sha256: str = meta["sha256"]
+
+    def __reduce__(self) -> tuple[type[AnnotationStore], tuple[Path, SplitPaths]]:
+        return AnnotationStore, (self.path, self.split)
+
+    def __len__(self) -> int:
+        return len(self.columns["image_id"])
+
+    @cached_property
+    def categories(self) -> tuple[Category, ...]:
+        """The file's categories by ascending id; the first counts where an id is defined twice."""
+        names: dict[int, str] = {}
+        for identity, name in self.source_categories:
+            names.setdefault(identity, name)
+        return tuple(Category(identity, names[identity], label) for label, identity in enumerate(sorted(names), 1))
+
+    @property
+    def image_ids(self) -> Ints:
+        """Id of each image, ascending [I]."""
+        return self.columns["image_id"]
+
+    @property
+    def widths(self) -> Ints:
+        """Width of each image in pixels [I]."""
+        return self.columns["image_width"]
+
+    @property
+    def heights(self) -> Ints:
+        """Height of each image in pixels [I]."""
+        return self.columns["image_height"]
+
+    @property
+    def num_instances(self) -> Ints:
+        """Number of annotations of each image, crowds and bad ones counted [I]."""
+        return self.columns["image_annotations"]
+
+    @property
+    def num_annotations(self) -> int:
+        """Number of annotations in the file, those of unknown images counted."""
+        return len(self.columns["ann_id"])
+
+    def index_of(self, image_id: int) -> int:
+        """Where the image with this id is; KeyError if there is none."""
+        index = int(np.searchsorted(self.image_ids, image_id))
+        if index == len(self) or self.image_ids[index] != image_id:
+            raise KeyError(image_id)
+        return index
+
+    def image(self, index: int) -> ImageRecord:
+        """Image `index` of 0..len - 1."""
+        name = self.file_name(index)
+        return ImageRecord(
+            int(self.image_ids[index]),
+            self.split.images / name,
+            int(self.widths[index]),
+            int(self.heights[index]),
+        )
+
+    def file_name(self, index: int) -> str:
+        """File name of image `index`, as the annotation file has it."""
+        start, stop = self.columns["image_name_start"][index : index + 2].tolist()
+        return self.columns["image_names"][start:stop].tobytes().decode("utf-8", "surrogatepass")
+
+    def instances(self, index: int) -> InstanceArrays:
+        """All annotations of image `index`, in file order, as the file has them."""
+        start = int(self.columns["image_first"][index])
+        return self.annotations(start, start + int(self.num_instances[index]))
+
+    def annotations(self, start: int, stop: int) -> InstanceArrays:
+        """Rows `start` to `stop` of the annotations; those past the last image's belong to no known image."""
+        take = slice(start, stop)
+        columns = self.columns
+        return InstanceArrays(
+            ids=columns["ann_id"][take],
+            boxes=_xyxy(columns["ann_box_xywh"][take]),
+            labels=columns["ann_label"][take],
+            area=columns["ann_area"][take],
+            crowd=columns["ann_crowd"][take],
+            ignore=columns["ann_ignore"][take],
+            kind=columns["ann_kind"][take],
+            rows=np.arange(start, stop),
+            store=self,
+        )
+
+    def polygons(self, row: int) -> list[Floats]:
+        """Polygon parts [n, 2] of the annotation in `row`, of three points or more."""
+        first, count = int(self.columns["ann_first_part"][row]), int(self.columns["ann_parts"][row])
+        starts = self.columns["part_start"][first : first + count + 1].tolist()
+        points = self.columns["points"]
+        return [
+            points[start:stop].reshape(-1, 2)
+            for start, stop in itertools.pairwise(starts)
+            if stop - start >= MIN_POLYGON_NUMBERS and (stop - start) % 2 == 0
+        ]
+
+    def rle(self, row: int) -> dict[str, Any]:
+        """Run-length mask of the annotation in `row`, in the form of pycocotools."""
+        index = int(self.columns["ann_first_part"][row])
+        start, stop = self.columns["rle_start"][index : index + 2].tolist()
+        height, width = self.columns["rle_height"][index], self.columns["rle_width"][index]
+        return {"size": [int(height), int(width)], "counts": self.columns["rle_texts"][start:stop].tobytes()}
+
+
+def clean_instances(record: ImageRecord, instances: InstanceArrays) -> InstanceArrays:
+    """What is trained on, by TensorPack's rules: boxes clipped to the image, unusable annotations left out.
+
+    Left out are those marked `ignore`, of an area of 1 or less, of a box that is empty inside the image or not
+    finite, and of an unknown category. Run-length masks of single objects are kept, which TensorPack refuses.
+    """
+    size = np.array([record.width, record.height, record.width, record.height], np.float64)
+    boxes, keep = _clipped(instances.boxes, size)
+    keep &= (instances.area > 1) & ~instances.ignore & (instances.labels > 0)
+    return dataclasses.replace(instances, boxes=boxes).select(keep)
+
+
+def images_with_objects(store: AnnotationStore, *, rows_at_once: int = 1 << 16) -> Ints:
+    """Indices, ascending, of the images that have an object to train on: `clean_instances` leaves one, not a crowd."""
+    owner = np.repeat(np.arange(len(store)), store.num_instances)  # [A of known images]
+    sizes = np.stack([store.widths, store.heights] * 2, axis=1).astype(np.float64)  # [I, 4]
+    has_object = np.zeros(len(store), bool)
+    for start in range(0, len(owner), rows_at_once):
+        block = owner[start : start + rows_at_once]
+        rows = store.annotations(start, start + len(block))
+        _, keep = _clipped(rows.boxes, sizes[block])
+        keep &= (rows.area > 1) & ~rows.ignore & (rows.labels > 0) & ~rows.crowd
+        has_object[block[keep]] = True
+    return np.flatnonzero(has_object)
+
+
+def _xyxy(boxes_xywh: Floats) -> Floats:
+    return np.concatenate([boxes_xywh[:, :2], boxes_xywh[:, :2] + boxes_xywh[:, 2:]], axis=1)
+
+
+def _clipped(boxes: Floats, size: Floats) -> tuple[Floats, Bools]:
+    """Boxes [N, 4] inside (width, height, width, height) [4] or [N, 4], and which of them have an area [N]."""
+    clipped = np.clip(boxes, 0, size)
+    return clipped, (clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])

@@ -1,0 +1,303 @@
+"""COCO-format annotation files: where the files of a split are, and how one is read without holding it as objects.
+
+Shapes: I images, A annotations, P polygon parts, V numbers of all polygons (x, y, x, y, ...), R run-length masks.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from maskfleet.errors import DataError
+from maskfleet.rle import text_from_runs
+
+KIND_NONE, KIND_POLYGONS, KIND_RLE, KIND_BROKEN = 0, 1, 2, 3
+
+IMAGE_DIR_OF_SPLIT = {"valminusminival2014": "val2014", "minival2014": "val2014", "val2017_100": "val2017"}
+IMAGE_KEYS = ("id", "file_name", "width", "height")
+ANNOTATION_KEYS = ("id", "image_id", "category_id")
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPaths:
+    """One set of images and the file that annotates them."""
+
+    name: str
+    annotations: Path
+    images: Path
+
+
+def find_split(root: Path, name: str) -> SplitPaths:
+    """The files of split `name` under a COCO folder; `coco_train2017`, as TensorPack says it, is `train2017`."""
+    root, split = Path(root), name.removeprefix("coco_")
+    if not root.is_dir():
+        raise DataError(f"there is no folder {root}", remedy="point data.root at the folder that holds annotations/")
+    annotations = root / "annotations" / f"instances_{split}.json"
+    if not annotations.is_file():
+        known = ", ".join(split_names(root)) or "none"
+        raise DataError(
+            f"there is no {annotations}, so no split {name!r}",
+            remedy=f"choose one of the splits that are there ({known}), or give the two paths of your own set",
+        )
+    image_dir = IMAGE_DIR_OF_SPLIT.get(split, split)
+    for images in (root / image_dir, root / "images" / image_dir):
+        if images.is_dir():
+            return SplitPaths(split, annotations, images)
+    raise DataError(
+        f"the images of split {name!r} should be in {root / image_dir}, which is not a folder",
+        remedy=f"put the images there, or in {root / 'images' / image_dir}, or give the image folder by its path",
+    )
+
+
+def found_splits(root: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The training and the validation split of a COCO folder by their names; without one for validation, the first."""
+    names = split_names(Path(root))
+    train = [name for name in names if name.startswith("train")]
+    val = [name for name in names if name.startswith("val") or name == "test"]
+    if len(train) == 1 and len(val) <= 1:
+        return tuple(train), tuple(val) or tuple(train)
+    if len(names) == 1:
+        return tuple(names), tuple(names)
+    raise DataError(
+        f"it is not clear which split of {root} to train on: "
+        + (", ".join(names) or "there is no annotations/instances_*.json"),
+        remedy="name them: --set data.train=[NAME] --set data.val=[NAME]; or give two paths each, see docs/data.md",
+    )
+
+
+def split_from_paths(annotations: Path, images: Path, *, name: str | None = None) -> SplitPaths:
+    """A COCO-format set given by its two paths; named after the annotation file unless `name` says otherwise."""
+    annotations, images = Path(annotations), Path(images)
+    if not annotations.is_file():
+        raise DataError(f"there is no annotation file {annotations}", remedy="check the path of the annotation file")
+    if not images.is_dir():
+        raise DataError(f"there is no image folder {images}", remedy="check the path of the image folder")
+    return SplitPaths(name or annotations.stem.removeprefix("instances_"), annotations, images)
+
+
+def split_names(root: Path) -> list[str]:
+    """Names of the splits that have an annotation file under a COCO folder."""
+    return sorted(
+        path.stem.removeprefix("instances_") for path in (Path(root) / "annotations").glob("instances_*.json")
+    )
+
+
+@dataclass(slots=True)
+class CocoFile:
+    """What an annotation file says, in file order, as flat arrays of plain numbers."""
+
+    image_id: array[int] = field(default_factory=lambda: array("q"))  # [I]
+    image_width: array[int] = field(default_factory=lambda: array("q"))
+    image_height: array[int] = field(default_factory=lambda: array("q"))
+    image_name: list[bytes] = field(default_factory=list)
+    ann_id: array[int] = field(default_factory=lambda: array("q"))  # [A]
+    ann_image_id: array[int] = field(default_factory=lambda: array("q"))
+    ann_category_id: array[int] = field(default_factory=lambda: array("q"))
+    ann_box_xywh: array[float] = field(default_factory=lambda: array("d"))  # [A * 4]
+    ann_area: array[float] = field(default_factory=lambda: array("d"))
+    ann_crowd: bytearray = field(default_factory=bytearray)
+    ann_ignore: bytearray = field(default_factory=bytearray)
+    ann_kind: bytearray = field(default_factory=bytearray)
+    ann_parts: array[int] = field(default_factory=lambda: array("q"))  # [A] polygon parts, or 1 for a run-length mask
+    part_numbers: array[int] = field(default_factory=lambda: array("q"))  # [P]
+    points: array[float] = field(default_factory=lambda: array("d"))  # [V]
+    rle_text: list[bytes] = field(default_factory=list)  # [R]
+    rle_height: array[int] = field(default_factory=lambda: array("q"))
+    rle_width: array[int] = field(default_factory=lambda: array("q"))
+    categories: list[tuple[int, str]] = field(default_factory=list)
+
+
+class _Image:
+    """Stands in the parsed tree for an image already taken."""
+
+
+class _Annotation:
+    """Stands in the parsed tree for an annotation already taken."""
+
+
+def read_coco(text: str, path: Path) -> CocoFile:
+    """Read annotation JSON; `path` is only named in errors.
+
+    Each record is flattened as soon as the parser closes it, so that its Python objects never pile up: a file of the
+    size of COCO's is stored in 1.2 GiB, where its objects take 2.8 (benchmarks/results/store.json).
+    """
+    coco = CocoFile()
+    with _collector_paused():
+        tree = _parse(text, path, _record_taker(coco))
+    if not isinstance(tree, dict):
+        raise _not_coco(path, f"it holds a {type(tree).__name__}, not an object with images, annotations, categories")
+    for key in ("images", "annotations", "categories"):
+        if not isinstance(tree.get(key), list):
+            what = "has no" if key not in tree else "has no list under"
+            raise _not_coco(path, f"it {what} key {key!r}")
+    _expect_all_taken(tree["images"], _Image, IMAGE_KEYS, path, "images")
+    _expect_all_taken(tree["annotations"], _Annotation, ANNOTATION_KEYS, path, "annotations")
+    if (len(tree["images"]), len(tree["annotations"])) != (len(coco.image_id), len(coco.ann_id)):
+        raise _not_coco(path, "it holds image or annotation records outside its lists of images and annotations")
+    for index, category in enumerate(tree["categories"]):
+        coco.categories.append(_category(category, index, path))
+    return coco
+
+
+def _parse(text: str, path: Path, take: Callable[[dict[str, Any]], Any]) -> Any:
+    try:
+        return json.loads(text, object_hook=take)
+    except json.JSONDecodeError as error:
+        at_end = error.pos >= len(text.rstrip()) - 1 or error.msg.startswith("Unterminated string")
+        raise DataError(
+            f"{path} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+            + (" (the file is cut off there)" if at_end else ""),
+            remedy="copy or download the file again, and compare its size with the original",
+        ) from None
+    except RecursionError:
+        raise _not_coco(path, "its values are nested too deeply") from None
+
+
+def _record_taker(coco: CocoFile) -> Callable[[dict[str, Any]], Any]:
+    """A hook for the parser: takes images and annotations into `coco`, leaves anything else as it is."""
+    image, annotation = _Image(), _Annotation()
+
+    def take(record: dict[str, Any]) -> Any:
+        if "image_id" in record and "category_id" in record:
+            return annotation if _take_annotation(coco, record) else record
+        if "file_name" in record and "id" in record:
+            return image if _take_image(coco, record) else record
+        return record
+
+    return take
+
+
+def _take_image(coco: CocoFile, record: dict[str, Any]) -> bool:
+    """Add an image; False, with nothing added, if a key is missing or of the wrong type."""
+    values = [_integer(record.get(key)) for key in ("id", "width", "height")]
+    name = record["file_name"]
+    if None in values or not isinstance(name, str):
+        return False
+    coco.image_id.append(values[0])  # type: ignore[arg-type]
+    coco.image_width.append(values[1])  # type: ignore[arg-type]
+    coco.image_height.append(values[2])  # type: ignore[arg-type]
+    coco.image_name.append(name.encode("utf-8", "surrogatepass"))
+    return True
+
+
+def _take_annotation(coco: CocoFile, record: dict[str, Any]) -> bool:
+    """Add an annotation; False, with nothing added, if an id is missing or no integer.
+
+    What else may be wrong is kept for the checks to name: a box that is not four numbers becomes NaN,
+    a segmentation of the wrong form becomes KIND_BROKEN. Without "area" the area of the box stands in.
+    """
+    annotation_id, image_id = _integer(record.get("id")), _integer(record["image_id"])
+    category_id = _integer(record["category_id"])
+    if annotation_id is None or image_id is None or category_id is None:
+        return False
+    coco.ann_id.append(annotation_id)
+    coco.ann_image_id.append(image_id)
+    coco.ann_category_id.append(category_id)
+    box = _numbers(record.get("bbox"), 4)
+    coco.ann_box_xywh.extend(box)
+    area = record.get("area", box[2] * box[3])
+    coco.ann_area.append(area if isinstance(area, int | float) else float("nan"))
+    coco.ann_crowd.append(1 if record.get("iscrowd") else 0)
+    coco.ann_ignore.append(1 if record.get("ignore") == 1 else 0)
+    kind, parts = _take_segmentation(coco, record.get("segmentation"))
+    coco.ann_kind.append(kind)
+    coco.ann_parts.append(parts)
+    return True
+
+
+def _take_segmentation(coco: CocoFile, segmentation: Any) -> tuple[int, int]:
+    """Add polygons or a run-length mask -> its kind, and how many parts it has."""
+    if segmentation is None or segmentation == []:
+        return KIND_NONE, 0
+    if isinstance(segmentation, dict):
+        return _take_rle(coco, segmentation)
+    if not isinstance(segmentation, list):
+        return KIND_BROKEN, 0
+    before = len(coco.points), len(coco.part_numbers)
+    try:
+        for part in segmentation:
+            coco.points.extend(part)
+            coco.part_numbers.append(len(part))
+    except (TypeError, OverflowError):
+        del coco.points[before[0] :], coco.part_numbers[before[1] :]
+        return KIND_BROKEN, 0
+    return KIND_POLYGONS, len(segmentation)
+
+
+def _take_rle(coco: CocoFile, rle: dict[str, Any]) -> tuple[int, int]:
+    size, counts = rle.get("size"), rle.get("counts")
+    if not (isinstance(size, list) and len(size) == 2 and all(_integer(side) is not None for side in size)):
+        return KIND_BROKEN, 0
+    if isinstance(counts, str) and counts.isascii():
+        text = counts.encode("ascii")
+    elif isinstance(counts, list) and all(_integer(run) is not None for run in counts):
+        text = text_from_runs(counts)
+    else:
+        return KIND_BROKEN, 0
+    coco.rle_text.append(text)
+    coco.rle_height.append(int(size[0]))
+    coco.rle_width.append(int(size[1]))
+    return KIND_RLE, 1
+
+
+def _integer(value: Any) -> int | None:
+    """`value` as an int that fits int64; None if it is none. A whole float, as some tools write, counts."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63:
+        return value
+    return None
+
+
+def _numbers(values: Any, count: int) -> list[float]:
+    """`values` if it is a list of `count` numbers, else that many NaN."""
+    if isinstance(values, list) and len(values) == count and all(isinstance(value, int | float) for value in values):
+        return values
+    return [float("nan")] * count
+
+
+def _category(record: Any, index: int, path: Path) -> tuple[int, str]:
+    identity = _integer(record.get("id")) if isinstance(record, dict) else None
+    if identity is None:
+        raise _not_coco(path, f"entry {index} of 'categories' has no integer 'id'")
+    if not isinstance(record.get("name"), str):
+        raise _not_coco(path, f"entry {index} of 'categories' has no 'name'")
+    return identity, record["name"]
+
+
+def _expect_all_taken(records: list[Any], taken: type, keys: tuple[str, ...], path: Path, key: str) -> None:
+    for index, record in enumerate(records):
+        if isinstance(record, taken):
+            continue
+        if not isinstance(record, dict):
+            raise _not_coco(path, f"entry {index} of {key!r} is not such a record")
+        for needed in keys:
+            if needed not in record:
+                raise _not_coco(path, f"entry {index} of {key!r} has no key {needed!r}")
+        raise _not_coco(path, f"entry {index} of {key!r} has a value of the wrong type among {', '.join(keys)}")
+
+
+def _not_coco(path: Path, why: str) -> DataError:
+    return DataError(
+        f"{path} is not a COCO instances file: {why}",
+        remedy="give the instances_*.json of the set; the keys it needs are images (id, file_name, width, height), "
+        "annotations (id, image_id, category_id, bbox, segmentation) and categories (id, name)",
+    )
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """No cycle collection inside: parsing makes millions of objects and no cycles."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,1 @@
+"""Generated images of shapes for the demo, the tests and the benchmarks."""

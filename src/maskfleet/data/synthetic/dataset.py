@@ -1,0 +1,230 @@
+"""A small COCO on disk, made of shapes: for the demo, the tests and the benchmarks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cv2
+import hotcoco.mask as coco_mask
+import numpy as np
+import numpy.typing as npt
+
+from maskfleet.data.synthetic.shapes import FINE, KINDS, Scene, draw_scene, visible_cells, visible_pixels
+from maskfleet.errors import ConfigError, DataError
+
+SPLITS = ("train", "val")
+CATEGORY_IDS = (1, 2, 4, 7, 8, 11, 13, 17, 18, 21)  # gaps, as COCO's own ids have
+SPEC_FILE = "shapes.json"
+RECIPE_VERSION = 1  # raise it when the same seed would give other pictures
+SIMPLIFY_CELLS = 1.2  # how far, in quarter pixels, a polygon may stray from the outline
+MIN_PART_CELLS = 4 * FINE * FINE  # smaller splinters and holes are not annotated
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ShapesSpec:
+    """Everything that decides the pictures; equal specs give equal bytes."""
+
+    num_train: int
+    num_val: int
+    height: tuple[int, int]  # pixels, inclusive range
+    width: tuple[int, int]
+    seed: int
+    num_categories: int
+    max_objects: int
+    crowd_fraction: float
+    quality: int
+
+
+def make_shapes(
+    root: Path,
+    *,
+    num_train: int = 200,
+    num_val: int = 50,
+    height: int | tuple[int, int] = (192, 288),
+    width: int | tuple[int, int] = (192, 288),
+    seed: int = 0,
+    num_categories: int = 6,
+    max_objects: int = 8,
+    crowd_fraction: float = 0.05,
+    quality: int = 90,
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> None:
+    """Write splits `train` and `val` of pictures of shapes under `root`, as COCO lays its files out.
+
+    Sides are in pixels, one value or an inclusive range. `crowd_fraction` of the images also hold a swarm annotated
+    as a crowd. The folder appears whole or not at all; one made before with the same values is left as it is.
+    `progress` is told (images done, images in all).
+    """
+    heights, widths = (side if isinstance(side, tuple) else (side, side) for side in (height, width))
+    spec = ShapesSpec(num_train, num_val, heights, widths, seed, num_categories, max_objects, crowd_fraction, quality)
+    _check(spec)
+    root = Path(root)
+    if _is_made(root, spec):
+        return
+    root.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(dir=root.parent, prefix=f".{root.name}."))
+    try:
+        _write_splits(building, spec, workers, progress or (lambda done, total: None))
+        (building / SPEC_FILE).write_text(_described(spec))
+        building.chmod(0o755)
+        building.replace(root)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+
+
+def _check(spec: ShapesSpec) -> None:
+    limits = {
+        "num_train": (spec.num_train, 0, 10_000_000),
+        "num_val": (spec.num_val, 0, 10_000_000),
+        "height": (spec.height[0], 32, 8192),
+        "largest height": (spec.height[1], spec.height[0], 8192),
+        "width": (spec.width[0], 32, 8192),
+        "largest width": (spec.width[1], spec.width[0], 8192),
+        "seed": (spec.seed, 0, 2**63),
+        "num_categories": (spec.num_categories, 1, len(KINDS)),
+        "max_objects": (spec.max_objects, 1, 1000),
+        "crowd_fraction": (spec.crowd_fraction, 0, 1),
+        "quality": (spec.quality, 1, 100),
+    }
+    for name, (value, low, high) in limits.items():
+        if not low <= value <= high:
+            raise ConfigError(f"{name} of the shapes is {value}", remedy=f"give a value from {low} to {high}")
+
+
+def _described(spec: ShapesSpec) -> str:
+    return json.dumps({"recipe": RECIPE_VERSION, **dataclasses.asdict(spec)}, indent=2) + "\n"
+
+
+def _is_made(root: Path, spec: ShapesSpec) -> bool:
+    """Whether `root` holds this very set; DataError if it holds anything else."""
+    if not root.exists() or (root.is_dir() and not any(root.iterdir())):
+        return False
+    made = root / SPEC_FILE
+    if made.is_file() and made.read_text() == _described(spec):
+        return True
+    what = "shapes made with other values" if made.is_file() else "something else"
+    raise DataError(f"{root} already holds {what}", remedy="choose a new folder, or delete that one first")
+
+
+def _write_splits(root: Path, spec: ShapesSpec, workers: int, progress: Progress) -> None:
+    (root / "annotations").mkdir()
+    total, done = spec.num_train + spec.num_val, 0
+    kinds = KINDS[: spec.num_categories]
+    categories = [
+        {"id": identity, "name": kind, "supercategory": "shape"}
+        for identity, kind in zip(CATEGORY_IDS, kinds, strict=False)
+    ]
+    for split, count in zip(SPLITS, (spec.num_train, spec.num_val), strict=True):
+        (root / split).mkdir()
+        images: list[dict[str, Any]] = []
+        annotations: list[dict[str, Any]] = []
+        for image, of_image in _made_images(partial(_make_image, root, spec, split), count, workers):
+            images.append(image)
+            annotations += [{"id": len(annotations) + n, **record} for n, record in enumerate(of_image, 1)]
+            done += 1
+            progress(done, total)
+        info = {"description": f"maskfleet shapes, seed {spec.seed}, {split}"}
+        tree = {"info": info, "images": images, "annotations": annotations, "categories": categories}
+        path = root / "annotations" / f"instances_{split}.json"
+        path.write_text(json.dumps(tree, separators=(",", ":")))
+
+
+Made = tuple[dict[str, Any], list[dict[str, Any]]]
+
+
+def _made_images(make: Callable[[int], Made], count: int, workers: int) -> Iterator[Made]:
+    if workers <= 1 or count < 2:
+        yield from map(make, range(count))
+        return
+    # spawn: a forked child of a process with torch or OpenCV threads may hang
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, count), mp_context=context) as pool:
+        yield from pool.map(make, range(count), chunksize=max(1, min(32, count // workers)))
+
+
+def _make_image(root: Path, spec: ShapesSpec, split: str, index: int) -> Made:
+    """Draw image `index` of a split and write it -> (image record, annotation records without ids)."""
+    rng = np.random.default_rng([spec.seed, SPLITS.index(split), index])
+    height = int(rng.integers(spec.height[0], spec.height[1] + 1))
+    width = int(rng.integers(spec.width[0], spec.width[1] + 1))
+    kinds = KINDS[: spec.num_categories]
+    scene = draw_scene(rng, (height, width), kinds, max_objects=spec.max_objects, crowd_fraction=spec.crowd_fraction)
+    identity = SPLITS.index(split) * 10_000_000 + index + 1
+    name = f"{identity:012d}.jpg"
+    pixels = np.round(scene.pixels * 255).astype(np.uint8)
+    if not cv2.imwrite(str(root / split / name), pixels, [cv2.IMWRITE_JPEG_QUALITY, spec.quality]):
+        raise DataError(f"{root / split / name} cannot be written", remedy="check the free space of the disk")
+    image = {"id": identity, "file_name": name, "width": width, "height": height}
+    numbers = range(1, len(scene.things) + 1)
+    return image, [_annotation(scene, number) | {"image_id": identity} for number in numbers]
+
+
+def _annotation(scene: Scene, number: int) -> dict[str, Any]:
+    """Category, outline, area and box of what can be seen of thing `number`."""
+    thing = scene.things[number - 1]
+    height, width = scene.pixels.shape[:2]
+    polygons = None if thing.is_crowd else _polygons(visible_cells(scene, number))
+    if polygons is None:
+        mask = coco_mask.encode(np.asfortranarray(visible_pixels(scene, number), np.uint8))
+        runs = _column_runs(visible_pixels(scene, number))
+        segmentation: Any = {"size": [height, width], "counts": runs}
+        box = [float(side) for side in coco_mask.toBbox(mask)]
+    else:
+        mask = coco_mask.merge(coco_mask.frPyObjects(polygons, height, width))
+        segmentation = polygons
+        corners = np.concatenate([np.reshape(polygon, (-1, 2)) for polygon in polygons])
+        low, high = corners.min(axis=0), corners.max(axis=0)
+        box = [round(float(side), 2) for side in (*low, *(high - low))]
+    return {
+        "category_id": CATEGORY_IDS[KINDS.index(thing.kind)],
+        "segmentation": segmentation,
+        "area": float(coco_mask.area(mask)),
+        "bbox": box,
+        "iscrowd": int(thing.is_crowd),
+    }
+
+
+def _polygons(cells: npt.NDArray[np.uint8]) -> list[list[float]] | None:
+    """Outlines of fine cells [4H, 4W] as flat numbers in pixels; None where a hole needs a run-length mask."""
+    contours, tree = cv2.findContours(cells, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
+    polygons: list[list[float]] = []
+    largest = max(cv2.contourArea(contour) for contour in contours)
+    for contour, (_, _, _, parent) in zip(contours, tree[0], strict=True):
+        area = cv2.contourArea(contour)
+        if area < min(MIN_PART_CELLS, largest):
+            continue
+        if parent >= 0:
+            return None
+        corners = np.asarray(cv2.approxPolyDP(contour, SIMPLIFY_CELLS, True)[:, 0], np.int64)
+        points = np.round(_grown(corners, cells.shape) / FINE, 2).ravel()
+        polygons.append([float(number) for number in points])
+    return polygons
+
+
+def _grown(corners: npt.NDArray[np.int64], shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """Corners [n, 2], given as cells (x, y), as points: the middle of the cell, or the rim of the image beside it."""
+    last = np.array([shape[1], shape[0]]) - 1
+    inset = np.where(corners == 0, 0.0, np.where(corners == last, 1.0, 0.5))
+    return corners.astype(np.float64) + inset
+
+
+def _column_runs(mask: npt.NDArray[np.bool_]) -> list[int]:
+    """Uncompressed run lengths of a mask [H, W], the form COCO's own file has for crowds."""
+    flat = mask.T.ravel()
+    borders = np.flatnonzero(np.diff(flat)) + 1
+    runs: list[int] = np.diff(np.concatenate([[0], borders, [len(flat)]])).tolist()
+    return [0, *runs] if flat[0] else runs

@@ -1,0 +1,1 @@
+"""The shared look of every HTML page: page shell, SVG charts and embedded images."""

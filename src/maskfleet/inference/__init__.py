@@ -1,0 +1,1 @@
+"""From a trained run or a weights file to detections."""

@@ -1,0 +1,1 @@
+"""What lives in the cluster and Terraform does not know."""

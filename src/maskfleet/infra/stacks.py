@@ -1,0 +1,64 @@
+"""What `maskfleet infra` can make: which files it takes, and which of the resources hold data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from maskfleet.system.deploy_files import deploy_path
+
+# Deleting one of these deletes what users put there, or stops its copy to S3.
+DATA = frozenset(
+    {
+        "aws_efs_file_system",
+        "aws_fsx_lustre_file_system",
+        "aws_fsx_data_repository_association",
+        "aws_s3_bucket",
+        "aws_s3_object",
+        "aws_backup_vault",
+    }
+)
+# Rules that keep data safe; they stay wherever all that they need stays.
+GUARDS = frozenset(
+    {
+        "aws_efs_file_system_policy",
+        "aws_efs_backup_policy",
+        "aws_efs_access_point",
+        "aws_efs_replication_configuration",
+        "aws_s3_bucket_policy",
+        "aws_s3_bucket_public_access_block",
+        "aws_s3_bucket_ownership_controls",
+        "aws_s3_bucket_versioning",
+        "aws_s3_bucket_lifecycle_configuration",
+        "aws_s3_bucket_server_side_encryption_configuration",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A kind of infrastructure: the folders under `deploy/` that it takes, and its roots in the order of making."""
+
+    name: str
+    deploy: Path
+    folders: tuple[str, ...]
+    roots: tuple[str, str]
+    cluster: str
+    """Resource type (or block, `type.name`) of the cluster."""
+    data: frozenset[str]
+    """Resource types (or blocks) that hold data."""
+    guards: frozenset[str]
+    """Resource types (or blocks) that keep data safe."""
+
+
+def eks() -> Place:
+    """Amazon EKS: the AWS root, then what runs in the cluster."""
+    return Place(
+        name="eks",
+        deploy=deploy_path(),
+        folders=("terraform/eks", "helm"),
+        roots=("terraform/eks/aws", "terraform/eks/addons"),
+        cluster="aws_eks_cluster",
+        data=DATA,
+        guards=GUARDS,
+    )

@@ -1,0 +1,1 @@
+"""Terraform: plan, up, status and down."""

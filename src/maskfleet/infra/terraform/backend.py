@@ -1,0 +1,77 @@
+"""Where the state is kept: S3 with a lock and encryption, or this machine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from maskfleet.errors import InfraError
+from maskfleet.infra.terraform.root import MINIMUM_FOR_S3_LOCK, Program
+from maskfleet.system.private_files import read_json, write_json
+
+# Terraform merges files of this ending over the rest, so that it holds whatever the root itself says of a backend.
+OVERRIDE_FILE = "maskfleet_override.tf.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A place for states; without a bucket, the work folder."""
+
+    bucket: str | None = None
+    region: str | None = None
+    prefix: str = ""
+    lock_table: str | None = None
+
+    @property
+    def text(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}" if self.bucket else "this work folder"
+
+    def block(self, root: str, folder: Path, states: Path) -> dict[str, Any]:
+        """Terraform's backend block for the root in `folder`."""
+        if self.bucket is None:
+            return {"local": {"path": os.path.relpath(states / f"{root}.tfstate", folder)}}
+        lock: dict[str, Any] = {"dynamodb_table": self.lock_table} if self.lock_table else {"use_lockfile": True}
+        key = f"{self.prefix}/{root}.tfstate"
+        return {"s3": {"bucket": self.bucket, "key": key, "region": self.region, "encrypt": True, **lock}}
+
+
+def backend_from(
+    stored: Path, *, bucket: str | None, region: str | None, cluster: str | None, lock_table: str | None, place: str
+) -> Backend:
+    """The backend that the options name; without any, the one used before; else the work folder."""
+    before = Backend(**read_json(stored)) if stored.exists() else None
+    if bucket is None:
+        return before or Backend()
+    if before is not None and before.bucket == bucket and lock_table in (None, before.lock_table):
+        return before
+    if region is None or cluster is None:
+        raise InfraError(
+            "--state-bucket needs to know the region and the cluster, which name the state",
+            remedy="add --var region=… and --var cluster_name=…",
+        )
+    return Backend(bucket, region, f"maskfleet/{place}/{cluster}", lock_table)
+
+
+def check_change(stored: Path, wanted: Backend, *, in_use: bool) -> None:
+    """An error where another backend than before would leave state behind."""
+    before = Backend(**read_json(stored))
+    if stored.exists() and before != wanted and in_use:
+        raise InfraError(
+            f"the state is in {before.text}, and {wanted.text} was asked for",
+            remedy="leave --state-bucket as it was, or use another --workdir for another cluster",
+        )
+
+
+def write_backend(stored: Path, wanted: Backend, *, folders: dict[str, Path], states: Path, program: Program) -> None:
+    """Have every root in `folders` (by name) keep its state in `wanted`."""
+    if wanted.bucket and not wanted.lock_table and program.version < MINIMUM_FOR_S3_LOCK:
+        raise InfraError(
+            f"Terraform {'.'.join(map(str, program.version))} cannot lock a state in S3 by itself",
+            remedy="install Terraform 1.10 or newer, or give a DynamoDB table with --state-lock-table",
+        )
+    states.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, folder in folders.items():
+        write_json(folder / OVERRIDE_FILE, {"terraform": {"backend": wanted.block(name, folder, states)}})
+    write_json(stored, asdict(wanted))

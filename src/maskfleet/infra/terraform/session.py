@@ -1,0 +1,167 @@
+"""One work folder made ready: files copied, settings merged, backend written, roots at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from maskfleet.errors import InfraError
+from maskfleet.infra.stacks import Place
+from maskfleet.infra.terraform import variables
+from maskfleet.infra.terraform.backend import Backend, backend_from, check_change, write_backend
+from maskfleet.infra.terraform.root import Root, find_terraform
+from maskfleet.infra.terraform.state import Resource, State, is_named
+from maskfleet.infra.view import View
+from maskfleet.infra.workdir import WorkFolder
+from maskfleet.system.private_files import read_json, write_json
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says about a work folder."""
+
+    workdir: Path
+    assignments: Sequence[str] = ()
+    var_files: Sequence[Path] = ()
+    state_bucket: str | None = None
+    state_region: str | None = None
+    state_lock_table: str | None = None
+    take_ours: bool = False
+
+
+@dataclass(slots=True)
+class Session:
+    """Everything that the flows need."""
+
+    place: Place
+    work: WorkFolder
+    view: View
+    env: Mapping[str, str]
+    settings: dict[str, Any]
+    base: Root
+    """The root made first: the cloud's own resources."""
+    addons: Root
+    """The root made second: what runs in the cluster."""
+    backend: Backend = field(default_factory=Backend)
+
+    @property
+    def cluster_name(self) -> str:
+        return str(self.settings.get("cluster_name") or self.place.name)
+
+    def is_cluster(self, resource: Resource) -> bool:
+        return is_named(resource, (self.place.cluster,))
+
+    def has_cluster(self, state: State) -> bool:
+        return any(self.is_cluster(resource) for resource in state.resources)
+
+    def state(self, root: Root) -> State:
+        """What exists of `root`; a root that was never initialised is, unless nothing can be there."""
+        if not root.is_initialised:
+            if self.backend.bucket is None and not (self.work.states / f"{root.name}.tfstate").exists():
+                return State()
+            root.init()
+        return root.state()
+
+    def give_settings(self) -> None:
+        """Write the variables of the first root."""
+        variables.write_variables(self.base.folder, self.settings)
+
+    def give_outputs(self, outputs: Mapping[str, Any]) -> None:
+        """Write the variables of the second root: outputs of the first feed those that bear the same name.
+
+        An output wins over a setting: it is what the first root made of that setting.
+        """
+        given = {name: value for name, value in outputs.items() if value is not None}
+        variables.write_variables(self.addons.folder, {**self.settings, **given})
+
+
+def read_session(options: Options, place: Place, view: View, env: Mapping[str, str]) -> Session:
+    """The session of a work folder as it is: for commands that change nothing."""
+    work = WorkFolder(options.workdir, place)
+    if not work.exists and options.state_bucket is None:
+        raise InfraError(
+            f"{options.workdir} is no work folder of maskfleet",
+            remedy=f"maskfleet infra up {place.name} makes one; --workdir names another, --state-bucket one in S3",
+        )
+    if not work.exists:
+        return open_session(options, place, view, env)
+    return _session(work, place, view, env, read_json(work.settings))
+
+
+def open_session(options: Options, place: Place, view: View, env: Mapping[str, str]) -> Session:
+    """The session with files, settings and backend brought up to date."""
+    program = find_terraform(env)
+    given = variables.from_options(options.assignments, options.var_files, program, env)
+    work = WorkFolder(options.workdir, place)
+    settings = {**read_json(work.settings), **given}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    backend = backend_from(
+        work.backend,
+        bucket=options.state_bucket,
+        region=options.state_region or settings.get("region"),
+        cluster=settings.get("cluster_name"),
+        lock_table=options.state_lock_table,
+        place=place.name,
+    )
+    _check_cluster_name(work, given, place)
+    work.refresh(view.say, take_ours=options.take_ours)
+    session = _session(work, place, view, env, settings)
+    known = variables.declared(session.base.folder) | variables.declared(session.addons.folder)
+    variables.check_known(settings, known)
+    check_change(work.backend, backend, in_use=_has_local_state(work) or _was_used(work))
+    folders = {root.name: root.folder for root in (session.base, session.addons)}
+    write_backend(work.backend, backend, folders=folders, states=work.states, program=program)
+    write_json(work.settings, settings)
+    session.backend = backend
+    if backend.bucket is None:
+        view.say(f"the state is kept in {work.states} only: do not lose it; --state-bucket keeps it in S3")
+    return session
+
+
+@contextmanager
+def only_one(options: Options) -> Iterator[None]:
+    """Hold the work folder, so that two commands do not change its files at once."""
+    from filelock import FileLock, Timeout
+
+    options.workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = FileLock(options.workdir / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise InfraError(
+            f"another maskfleet infra is at work in {options.workdir}", remedy="wait until it has ended"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _session(work: WorkFolder, place: Place, view: View, env: Mapping[str, str], settings: dict[str, Any]) -> Session:
+    program = find_terraform(env)
+    base, addons = (
+        Root(name.rsplit("/", 1)[-1], work.root(name), work.logs, program, env, view) for name in place.roots
+    )
+    backend = Backend(**read_json(work.backend))
+    return Session(place, work, view, env, settings, base, addons, backend)
+
+
+def _check_cluster_name(work: WorkFolder, given: Mapping[str, Any], place: Place) -> None:
+    before = read_json(work.settings).get("cluster_name")
+    wanted = given.get("cluster_name", before)
+    if before is not None and wanted != before and (_has_local_state(work) or _was_used(work)):
+        raise InfraError(
+            f"{work.path} belongs to the cluster {before}, not to {wanted}",
+            remedy=f"use another --workdir for it, such as maskfleet-infra/{place.name}-{wanted}",
+        )
+
+
+def _has_local_state(work: WorkFolder) -> bool:
+    return any(work.states.glob("*.tfstate"))
+
+
+def _was_used(work: WorkFolder) -> bool:
+    return bool(read_json(work.journal))

@@ -1,0 +1,108 @@
+"""Reading infrastructure: `status` and `outputs`. Nothing is changed, and AWS is asked for nothing but the cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from maskfleet.errors import InfraError
+from maskfleet.infra.kubernetes.kubeconfig import access_of
+from maskfleet.infra.terraform.down import cluster_of
+from maskfleet.infra.terraform.journal import entry, fingerprint
+from maskfleet.infra.terraform.root import Root
+from maskfleet.infra.terraform.session import Session
+from maskfleet.infra.terraform.state import State
+
+MASKED = "(sensitive)"
+
+
+@dataclass(frozen=True, slots=True)
+class RootStatus:
+    """One root by its state."""
+
+    root: str
+    resources: int
+    types: dict[str, int]
+    tainted: tuple[str, ...]
+    serial: int
+    last: str
+    settings_changed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Where the infrastructure stands."""
+
+    cluster: str
+    state_in: str
+    roots: tuple[RootStatus, ...]
+    cluster_made: bool
+    reachable: bool | None
+    """None where there is nothing to reach."""
+    detail: str
+
+    @property
+    def is_well(self) -> bool:
+        """Whether both roots are made, whole, and the cluster answers."""
+        made = all(root.resources and not root.tainted for root in self.roots)
+        return made and self.cluster_made and self.reachable is True
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def status(session: Session) -> Status:
+    """What the states say, and whether the cluster answers."""
+    states = [(root, session.state(root)) for root in (session.base, session.addons)]
+    base = states[0][1]
+    made = session.has_cluster(base)
+    cluster = cluster_of(session, base)
+    reachable, detail = cluster.is_ready() if cluster else (None, "has no address yet" if made else "not made")
+    return Status(
+        cluster=session.cluster_name,
+        state_in=session.backend.text,
+        roots=tuple(_root_status(session, root, state) for root, state in states),
+        cluster_made=made,
+        reachable=reachable,
+        detail=detail,
+    )
+
+
+def outputs(session: Session) -> dict[str, Any]:
+    """Outputs of both roots, those of the second winning; sensitive ones masked.
+
+    After a `down` that kept data Terraform still has outputs of the cluster that is gone; that is said.
+    """
+    merged: dict[str, Any] = {}
+    base = session.state(session.base)
+    for state in (base, session.state(session.addons)):
+        for name, output in state.outputs.items():
+            merged[name] = MASKED if output.sensitive else output.value
+    if not merged:
+        session.view.say(f"nothing is made yet: maskfleet infra up {session.place.name} makes it")
+    elif not session.has_cluster(base):
+        session.view.say("there is no cluster now: what is said of it is of the one before")
+    return merged
+
+
+def access(session: Session) -> dict[str, Any]:
+    """Name, address, authority and region of the cluster."""
+    base = session.state(session.base)
+    found = access_of(base) if session.has_cluster(base) else None
+    if found is None:
+        raise InfraError("there is no cluster to reach", remedy=f"maskfleet infra up {session.place.name} makes it")
+    return found
+
+
+def _root_status(session: Session, root: Root, state: State) -> RootStatus:
+    last = entry(session.work.journal, root.name)
+    return RootStatus(
+        root=root.name,
+        resources=len(state.resources),
+        types=dict(Counter(resource.type for resource in state.resources).most_common()),
+        tainted=tuple(resource.address for resource in state.resources if resource.tainted),
+        serial=state.serial,
+        last=last.text,
+        settings_changed=bool(last.did == "up" and last.fingerprint != fingerprint(root.folder)),
+    )

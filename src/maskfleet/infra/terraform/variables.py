@@ -1,0 +1,143 @@
+"""Terraform variables: from --var, --var-file and the work folder, to one private file a root."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import json
+import re
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from maskfleet.errors import ConfigError
+from maskfleet.infra.terraform.root import ANSI, Program, quiet
+from maskfleet.system.private_files import write_json
+from maskfleet.system.process_stream import capture
+
+Settings = dict[str, Any]
+VARIABLES_FILE = "maskfleet.auto.tfvars.json"
+_BLOCK = re.compile(r'^(\w+)(?:\s+"([^"]+)")?', re.MULTILINE)
+_NAME = re.compile(r"[A-Za-z_][\w-]*")
+_ASSIGNED = re.compile(r'^\s*"?([A-Za-z_][\w-]*)"?\s*[=:]', re.MULTILINE)
+
+
+def from_options(
+    assignments: Sequence[str], files: Sequence[Path], program: Program, env: Mapping[str, str]
+) -> Settings:
+    """The settings of the command line: files in their order, then single values."""
+    found: Settings = {}
+    for file in files:
+        found |= read_var_file(file, program, env)
+    for text in assignments:
+        name, equals, value = text.partition("=")
+        if not equals or not _NAME.fullmatch(name.strip()):
+            raise ConfigError(f"--var {text.partition('=')[0]!r} has no value", remedy="write --var NAME=VALUE")
+        found[name.strip()] = parse_value(name.strip(), value)
+    return found
+
+
+def parse_value(name: str, value: str) -> Any:
+    """A value from the command line: lists, objects, quoted texts and null are JSON, all else is text.
+
+    Terraform itself makes numbers and booleans of texts; read as a number here, version 1.30 would become 1.3.
+    """
+    text = value.strip()
+    if text[:1] in ("[", "{", '"') or text == "null":
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise ConfigError(
+                f"--var {name}: the value begins like JSON and is none: {error}",
+                remedy=f"""write lists as --var '{name}=["a", "b"]'""",
+            ) from error
+    return value
+
+
+def read_var_file(path: Path, program: Program, env: Mapping[str, str]) -> Settings:
+    """The variables in a file: JSON, or what Terraform itself reads in a .tfvars."""
+    if not path.is_file():
+        raise ConfigError(f"--var-file {path} does not exist", remedy="name a .tfvars or .json file")
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"{path} is not JSON: {error}", remedy="mend the file") from error
+    else:
+        data = _evaluated(path, text, program, env)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} does not hold names with values", remedy='write {"cluster_name": "fleet", …}')
+    return data
+
+
+def declared(folder: Path) -> set[str]:
+    """Names of the variables of a root."""
+    return set(_blocks(folder, "variable"))
+
+
+def required(folder: Path) -> set[str]:
+    """Names of the variables of a root that have no default."""
+    blocks = _blocks(folder, "variable")
+    return {name for name, body in blocks.items() if not re.search(r"\bdefault\s*=", body)}
+
+
+def outputs_declared(folder: Path) -> set[str]:
+    """Names of the outputs of a root."""
+    return set(_blocks(folder, "output"))
+
+
+def check_known(settings: Iterable[str], known: Iterable[str]) -> None:
+    """No setting may be silently ignored."""
+    names = sorted(known)
+    for name in settings:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ConfigError(
+                f"there is no variable {name}", remedy=f"{hint}docs/eks-terraform.md and docs/eks-addons.md list them"
+            )
+
+
+def write_variables(folder: Path, settings: Settings) -> None:
+    """Give a root the settings that it declares, in a file that Terraform loads by itself; never on a command line."""
+    names = declared(folder)
+    write_json(folder / VARIABLES_FILE, {name: value for name, value in settings.items() if name in names})
+
+
+def _blocks(folder: Path, kind: str) -> dict[str, str]:
+    """Bodies of the top-level blocks of one kind, by name; formatted files begin nothing else at column 0 but `}`."""
+    found = {}
+    for file in sorted(folder.glob("*.tf")):
+        text = file.read_text(encoding="utf-8")
+        heads = list(_BLOCK.finditer(text))
+        for head, following in zip(heads, [*heads[1:], None], strict=True):
+            if head.group(1) == kind and head.group(2):
+                found[head.group(2)] = text[head.end() : following.start() if following else len(text)]
+    return found
+
+
+def _evaluated(path: Path, text: str, program: Program, env: Mapping[str, str]) -> Any:
+    """What Terraform itself reads in `path`: `terraform console` of an empty root with those variables.
+
+    Names inside of values may be taken for variables too; nothing sets them, so they come back as null.
+    """
+    names = sorted(set(_ASSIGNED.findall(text)))
+    if not names:
+        return {}
+    expression = ", ".join(f"{name} = var.{name}" for name in names)
+    with tempfile.TemporaryDirectory() as folder:
+        root = {"variable": {name: {"default": None} for name in names}}
+        (Path(folder) / "main.tf.json").write_text(json.dumps(root), encoding="utf-8")
+        done = capture(
+            [program.path, "console", f"-var-file={path.resolve()}"],
+            cwd=Path(folder),
+            env=quiet(env),
+            stdin=f"base64encode(jsonencode({{ {expression} }}))\n",
+        )
+    if done.code != 0:
+        problem = " ".join(ANSI.sub("", done.err).replace("│", " ").split())
+        raise ConfigError(f"{path} cannot be read: {problem[:400]}", remedy="mend the file; it is NAME = VALUE lines")
+    data = json.loads(base64.b64decode(done.out.strip().strip('"')))
+    return {name: value for name, value in data.items() if value is not None}

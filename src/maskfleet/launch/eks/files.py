@@ -1,0 +1,161 @@
+"""The shared volume of a job on Kubernetes, seen through a small pod that is gone afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from maskfleet.errors import LaunchError
+from maskfleet.launch.eks.reason import reason_of
+from maskfleet.launch.eks.release import Place, place_of, record_of
+from maskfleet.launch.eks.status import Snapshot
+from maskfleet.launch.files.agent import RefusedError, parts_of
+from maskfleet.launch.files.transfer import AGENT, Stream, Volume
+from maskfleet.system.kube.client import ApiError, Json, Kube
+from maskfleet.system.kube.exec import process_in
+from maskfleet.system.signals import leaving_in_order
+
+START_S = 600.0  # a training image of many GB may have to be pulled first
+POLL_S = 1.0
+IDLE_S = 120  # that long the pod waits for another question if whoever made it was killed
+LIFE_S = 6 * 3600
+CONTAINER = "files"
+STARTING = ("ContainerCreating", "PodInitializing", "ErrImagePull", None)  # ErrImagePull may be a passing one
+
+
+@contextlib.contextmanager
+def volume_of(
+    kube: Kube, release: str, path: str, *, writable: bool = False, told: Callable[[str], None] = lambda text: None
+) -> Iterator[Volume]:
+    """The volume of `release` at `path`: below the run's folder, or below the volume's root if it begins with `/`."""
+    place = place_of(record_of(kube, release), release)
+    below = path.lstrip("/") if path.startswith("/") else f"{place.folder}/{path}".rstrip("/")
+    _refuse_way_out(below)
+    name = f"{release}-files-{secrets.token_hex(3)}"
+    pod_path = kube.of_namespace("pods", name)
+    with leaving_in_order():
+        kube.create(kube.of_namespace("pods"), pod_for(name, release, place, writable=writable))
+        try:
+            told(f"starting pod {name}")
+            _await_start(kube, release, name, told=told)
+
+            def opener() -> AbstractAsyncContextManager[Stream]:
+                return process_in(kube, name, CONTAINER, ("python3", *AGENT))
+
+            yield Volume(opener, {"root": place.mount, "path": below})
+        finally:
+            kube.delete(pod_path, grace_s=0)
+
+
+def _refuse_way_out(path: str) -> None:
+    """What the agent would refuse needs no pod to be refused."""
+    try:
+        parts_of(path)
+    except RefusedError as error:
+        raise LaunchError(str(error), remedy="see what is there with `maskfleet ls`") from error
+
+
+def pod_for(name: str, release: str, place: Place, *, writable: bool) -> Json:
+    """A pod that does nothing but hold the volume, without any right in the cluster or on its node."""
+    labels = {
+        "app.kubernetes.io/name": "maskfleet-files",
+        "app.kubernetes.io/instance": release,
+        "app.kubernetes.io/managed-by": "maskfleet",
+        "app.kubernetes.io/part-of": "maskfleet",
+    }
+    annotations = {"sidecar.istio.io/inject": "false", "karpenter.sh/do-not-disrupt": "true"}
+    safe: dict[str, Any] = {"runAsNonRoot": True, "runAsUser": 1000, "runAsGroup": 1000}
+    safe["seccompProfile"] = {"type": "RuntimeDefault"}
+    container = {
+        "name": CONTAINER,
+        "image": place.image,
+        "command": ["python3", *AGENT, "wait", str(IDLE_S)],
+        "securityContext": {
+            **safe,
+            "allowPrivilegeEscalation": False,
+            "privileged": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "resources": {
+            "requests": {"cpu": "100m", "memory": "128Mi"},
+            "limits": {"cpu": "1", "memory": "512Mi"},
+        },
+        "volumeMounts": [{"name": "shared", "mountPath": place.mount, "readOnly": not writable}],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": labels, "annotations": annotations},
+        "spec": {
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": LIFE_S,
+            "terminationGracePeriodSeconds": 5,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": safe,
+            "imagePullSecrets": [{"name": secret} for secret in place.pull_secrets],
+            "containers": [container],
+            "volumes": [{"name": "shared", "persistentVolumeClaim": {"claimName": place.claim}}],
+        },
+    }
+
+
+def _await_start(
+    kube: Kube,
+    release: str,
+    name: str,
+    *,
+    told: Callable[[str], None],
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Until the pod runs; what keeps it from that for good is an error at once."""
+    deadline, said = clock() + START_S, ""
+    while True:
+        pod = kube.get(kube.of_namespace("pods", name))
+        if pod is None:
+            raise LaunchError(f"pod {name} was deleted by somebody else", remedy="try again")
+        status = pod.get("status", {})
+        if status.get("phase") == "Running":
+            return
+        waiting = [one.get("state", {}).get("waiting", {}).get("reason") for one in status.get("containerStatuses", [])]
+        is_stuck = any(reason not in STARTING for reason in waiting)
+        if is_stuck or status.get("phase") in ("Failed", "Succeeded"):
+            raise _stuck(kube, release, pod)
+        words = _waits_for(status)
+        if words not in ("", said):
+            told(f"{name} waits: {words}")
+            said = words
+        if clock() > deadline:
+            raise _stuck(kube, release, pod)
+        sleep(POLL_S)
+
+
+def _waits_for(status: Json) -> str:
+    """What the scheduler, or the container's state, says of a pod that does not run yet."""
+    waiting = [one.get("state", {}).get("waiting", {}).get("reason") for one in status.get("containerStatuses", [])]
+    unscheduled = [
+        one.get("message") or one.get("reason", "")
+        for one in status.get("conditions", [])
+        if one.get("type") == "PodScheduled" and one.get("status") == "False"
+    ]
+    return next((" ".join(words.split()) for words in [*unscheduled, *waiting] if words), "")
+
+
+def _stuck(kube: Kube, release: str, pod: Json) -> LaunchError:
+    name = pod["metadata"]["name"]
+    try:
+        events = kube.items(kube.of_namespace("events"), fieldSelector=f"involvedObject.name={name}")
+    except ApiError:
+        events = []  # the pod's own state says most of it
+    reason = reason_of(Snapshot(release, pods=[pod], events=events))
+    if reason is None:
+        phase = pod.get("status", {}).get("phase")
+        return LaunchError(f"pod {name}, which would read the files, is {phase}", remedy="try again")
+    what = f"pod {name}, which would read the files, does not start. {reason.meaning}"
+    return LaunchError(f"{what}\n{' '.join(reason.evidence.split())}", remedy=reason.next_step)

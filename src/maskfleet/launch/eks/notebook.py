@@ -1,0 +1,219 @@
+"""`maskfleet notebook` on EKS: the chart `notebook` for one run, installed by helm and reached by a port-forward."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import secrets
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from maskfleet.errors import LaunchError
+from maskfleet.launch.eks.backend import launch_of, release_of
+from maskfleet.launch.job import JobHandle
+from maskfleet.system.deploy_files import deploy_path
+from maskfleet.system.kube.client import Kube
+from maskfleet.system.process import Finished, Shell
+
+USER = "fleet"
+PORT = 8443
+SUFFIX = "-notebook"
+LONGEST_RELEASE = 40  # as the charts have it
+SHORTEST_PASSWORD = 10
+BCRYPT_COST = 12
+BCRYPT_BYTES = 72  # what is longer bcrypt would not look at
+HELM_S = 120.0
+Values = dict[str, Any]
+
+_TAGGED = re.compile(r"(?P<name>.+/)?[^/:@]+:[^/:@]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Where a release is."""
+
+    context: str | None
+    namespace: str
+    release: str
+
+    @classmethod
+    def of(cls, handle: JobHandle) -> Cluster:
+        """What `eks://CONTEXT@NAMESPACE/RELEASE` means."""
+        if handle.on != "eks":
+            raise LaunchError(f"{handle} is not a run on EKS", remedy="give the handle that `maskfleet launch` printed")
+        launch = launch_of(handle)
+        return cls(launch.context, launch.namespace, release_of(handle))
+
+    @property
+    def notebook(self) -> str:
+        """The release of the run's notebook; a long name is cut, and told apart by a checksum."""
+        room = LONGEST_RELEASE - len(SUFFIX)
+        if len(self.release) <= room:
+            return f"{self.release}{SUFFIX}"
+        checksum = hashlib.sha256(self.release.encode()).hexdigest()[:8]
+        return f"{self.release[: room - 9].rstrip('-')}-{checksum}{SUFFIX}"
+
+
+class NotebookRelease:
+    """The notebook of one run, as helm knows it."""
+
+    def __init__(self, cluster: Cluster, *, run: Shell) -> None:
+        self.cluster, self._run = cluster, run
+
+    def values(self) -> Values | None:
+        """What the notebook was installed with; None if there is none."""
+        return self._values_of(self.cluster.notebook)
+
+    def run_values(self) -> Values:
+        """All values of the run's own release."""
+        found = self._values_of(self.cluster.release, "--all")
+        if found is None:
+            raise LaunchError(
+                f"there is no release {self.cluster.release} in the namespace {self.cluster.namespace}",
+                remedy="check the handle; `helm list --all` shows what is there",
+            )
+        return found
+
+    def install(self, values: Values) -> None:
+        """Install or change it; values go in by standard input, since a command line can be read by others."""
+        chart = str(deploy_path("helm", "notebook"))
+        command = ["upgrade", "--install", self.cluster.notebook, chart, "--values", "-"]
+        done = self._helm(*command, stdin=json.dumps(values))
+        if done.code != 0:
+            raise LaunchError(
+                f"helm did not install {self.cluster.notebook}: {_last_words(done)}",
+                remedy="it names the value or the right that is missing; docs/eks-notebook.md lists the values",
+            )
+
+    def stop(self) -> bool:
+        """Remove it; False if there was none."""
+        done = self._helm("uninstall", self.cluster.notebook)
+        if done.code != 0 and "not found" not in done.err:
+            raise LaunchError(
+                f"helm did not remove {self.cluster.notebook}: {_last_words(done)}", remedy="mend that, then try again"
+            )
+        return done.code == 0
+
+    def _values_of(self, release: str, *options: str) -> Values | None:
+        done = self._helm("get", "values", release, *options, "--output", "json")
+        if done.code != 0:
+            if "not found" in done.err:
+                return None
+            raise LaunchError(
+                f"helm cannot read the release {release}: {_last_words(done)}",
+                remedy="see whether `helm list` works: VPN, kubeconfig (`aws eks update-kubeconfig`), AWS credentials",
+            )
+        values = json.loads(done.out or "null") or {}
+        assert isinstance(values, dict)
+        return values
+
+    def _helm(self, *command: str, stdin: str = "") -> Finished:
+        place = ["--namespace", self.cluster.namespace]
+        if self.cluster.context is not None:
+            place += ["--kube-context", self.cluster.context]
+        return self._run(["helm", *command, *place], stdin, timeout_s=HELM_S)
+
+
+def ensured(
+    release: NotebookRelease, *, image: str | None, instance: str | None, ask: Callable[[], str], renew: bool
+) -> Values:
+    """The values of the notebook, which is installed if it is not there and changed where something else is wanted.
+
+    `ask` gives the password of a new notebook, or another one if the old is to be replaced (`renew`).
+    """
+    current = release.values()
+    if current is not None and not (image or instance or renew):
+        return current
+    if current is None:
+        wanted = values_for(release.run_values(), release.cluster.release, image=image, instance=instance)
+    else:
+        wanted = {
+            **current,
+            **({"image": image} if image else {}),
+            **({"gpu_instance_type": instance} if instance else {}),
+        }
+    if current is None or renew:
+        wanted |= {"user": USER, "htpasswd": bcrypt_hash(checked_password(ask())), "existing_secret": ""}
+    release.install(wanted)
+    return wanted
+
+
+def values_for(run: Values, release: str, *, image: str | None, instance: str | None) -> Values:
+    """The notebook's values that follow from those of the run's release."""
+    folder = f"{run.get('log_dir') or 'logs'}/{run.get('run_id') or release}"
+    values = {
+        "image": image or notebook_image(str(run.get("image") or "")),
+        "shared_fs": run.get("shared_fs"),
+        "shared_pvc": run.get("shared_pvc"),
+        "log_dir": folder,
+        "gpu_instance_type": instance or "",
+    }
+    if run.get("data_pvc") and run.get("data_fs") not in (None, "", run.get("shared_fs")):
+        values |= {"data_fs": run["data_fs"], "data_pvc": run["data_pvc"]}
+    missing = [name for name in ("shared_fs", "shared_pvc") if not values[name]]
+    if missing:
+        raise LaunchError(
+            f"the release {release} has no value {missing[0]}, so it is no training run",
+            remedy="check the handle; `maskfleet launch` prints it",
+        )
+    return values
+
+
+def notebook_image(image: str) -> str:
+    """The notebook image that belongs to a training image: the same name, its tag with `-notebook`."""
+    if not _TAGGED.fullmatch(image):
+        raise LaunchError(
+            f"which notebook image belongs to {image or 'the run'} is not known",
+            remedy="build deploy/docker/notebook (docs/eks-notebook.md) and name it with --image",
+        )
+    return f"{image}{SUFFIX}"
+
+
+def certificate_fingerprint(kube: Kube, release: str, values: Values) -> str | None:
+    """SHA-256 of the certificate that helm signed itself, as browsers write it; None for any other certificate."""
+    tls = values.get("tls") or {}
+    if tls.get("existing_secret") or tls.get("issuer"):
+        return None
+    secret = kube.get(kube.of_namespace("secrets", f"{release}-tls"))
+    if secret is None:
+        return None
+    text = base64.b64decode(secret["data"]["tls.crt"]).decode()
+    digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(text)).hexdigest().upper()
+    return ":".join(digest[at : at + 2] for at in range(0, len(digest), 2))
+
+
+def checked_password(password: str) -> str:
+    """`password`, if it is fit to guard a notebook."""
+    problem = None
+    if len(password) < SHORTEST_PASSWORD:
+        problem = f"the password has less than {SHORTEST_PASSWORD} characters"
+    elif len(password.encode()) > BCRYPT_BYTES:
+        problem = f"the password has more than {BCRYPT_BYTES} bytes"
+    elif not password.isprintable():
+        problem = "the password has characters that cannot be typed into a browser"
+    if problem:
+        raise LaunchError(problem, remedy="choose another, or leave it empty to have one made")
+    return password
+
+
+def random_password() -> str:
+    """A password that nobody guesses."""
+    return secrets.token_urlsafe(15)
+
+
+def bcrypt_hash(password: str) -> str:
+    """What is stored instead of `password`."""
+    try:
+        import bcrypt
+    except ImportError as error:
+        raise LaunchError("bcrypt is not installed here", remedy="pip install 'maskfleet[k8s]'") from error
+    return bcrypt.hashpw(password.encode(), bcrypt.gensalt(BCRYPT_COST)).decode()
+
+
+def _last_words(done: Finished) -> str:
+    lines = [line for line in (done.err or done.out).splitlines() if line.strip()]
+    return "\n".join(lines[-12:]) or f"it ended with {done.code}"

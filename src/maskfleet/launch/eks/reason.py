@@ -1,0 +1,172 @@
+"""Why a job on Kubernetes waits or failed, from what the API says of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from maskfleet.launch.causes import Cause
+from maskfleet.launch.eks.causes import CAPACITY, CONTAINER, ENDED, NO_ROOM, NODE, REFUSED, VOLUME
+from maskfleet.launch.eks.status import Snapshot, age_s, condition, containers, ended
+from maskfleet.system.kube.client import Json
+
+TAKEN_UP_S = 30.0  # an operator that runs has looked at a new job by then
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One cause with its evidence."""
+
+    name: str
+    meaning: str
+    next_step: str
+    evidence: str
+
+    def render(self) -> str:
+        evidence = " ".join(self.evidence.split())
+        return f"cause: {self.name}. {self.meaning}\n  → {self.next_step}\n\nseen in: {evidence}"
+
+
+def reason_of(shot: Snapshot) -> Reason | None:
+    """The cause that the cluster itself knows; None where only the ranks can say more."""
+    finders: tuple[Callable[[Snapshot], Reason | None], ...] = (_suspended, _memory, _stuck, _operator)
+    for find in finders:
+        reason = find(shot)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _suspended(shot: Snapshot) -> Reason | None:
+    if shot.mpijob is None or not shot.mpijob["spec"].get("runPolicy", {}).get("suspend"):
+        return None
+    queue = shot.mpijob["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
+    said = next(
+        (line for line in _lines(shot) if re.search(r"QuotaReserved|Pending|Inadmissible|couldn't assign", line)), ""
+    )
+    if queue:
+        return Reason(
+            "queued",
+            f"Kueue holds the job in queue {queue} until its quota has room.",
+            f"wait, or look at `kubectl get workloads` and `kubectl describe localqueue {queue}`",
+            said or f"runPolicy.suspend is true, queue {queue}",
+        )
+    return Reason(
+        "suspended",
+        "The job is suspended, and nothing is set to resume it.",
+        "set runPolicy.suspend to false, or cancel and launch it again",
+        "runPolicy.suspend is true",
+    )
+
+
+def _memory(shot: Snapshot) -> Reason | None:
+    for pod in shot.pods:
+        for one in containers(pod):
+            for state in (one.get("state", {}), one.get("lastState", {})):
+                if state.get("terminated", {}).get("reason") == "OOMKilled":
+                    limit = _memory_limit(pod, one["name"])
+                    return Reason(
+                        "host memory",
+                        f"The {one['name']} was killed: it used more memory than it may{limit}.",
+                        "lower data.num_workers, take more memory (launch.memory_gib) or a larger --instance",
+                        f"pod {pod['metadata']['name']}: {one['name']} OOMKilled, "
+                        f"exit code {state['terminated'].get('exitCode')}",
+                    )
+    return None
+
+
+def _stuck(shot: Snapshot) -> Reason | None:
+    lines = list(_lines(shot))
+    is_over = shot.mpijob is not None and condition(shot.mpijob, "Succeeded") is not None
+    if is_over or not (any(pod["status"].get("phase") == "Pending" for pod in shot.pods) or not shot.pods):
+        return _first(lines, NODE + CONTAINER + REFUSED + ENDED)
+    return (
+        _first(lines, CONTAINER + REFUSED + VOLUME + NODE + ENDED)
+        # What was said last of capacity holds; what the scheduler repeats of nodes that are full says less.
+        or next((reason for line in lines if (reason := _first([line], CAPACITY)) is not None), None)
+        or _first(lines, NO_ROOM)
+    )
+
+
+def _first(lines: list[str], causes: tuple[Cause, ...]) -> Reason | None:
+    """The first of `causes` that shows in any of `lines`."""
+    for cause in causes:
+        found = next((line for line in lines if cause.pattern.search(line)), None)
+        if found is not None:
+            return Reason(cause.name, cause.meaning, cause.next_step, found)
+    return None
+
+
+def _operator(shot: Snapshot) -> Reason | None:
+    job = shot.mpijob
+    if job is None or job.get("status", {}).get("conditions") or age_s(job) < TAKEN_UP_S:
+        return None
+    return Reason(
+        "no operator",
+        "Nothing has looked at the job since it was sent: the MPI operator does not run.",
+        "see `kubectl get deploy -A | grep mpi-operator`; deploy/helm/mpi-operator installs it",
+        f"MPIJob {shot.release} has no conditions {age_s(job):.0f} s after it was made",
+    )
+
+
+def _lines(shot: Snapshot) -> Iterator[str]:
+    """What the API says of the parts of the job, as `object reason: message`; how they are now before events."""
+    for claim in shot.claims:
+        phase = claim.get("status", {}).get("phase")
+        if phase not in (None, "Bound"):
+            yield f"claim {claim['metadata']['name']} is {phase}: unbound immediate PersistentVolumeClaims"
+    for pod in reversed(shot.pods):
+        yield from _pod_lines(pod)
+        yield from _in_vain(pod)
+    for thing in (shot.mpijob, shot.launcher_job):
+        for one in (thing or {}).get("status", {}).get("conditions", []):
+            if one["type"] == "Failed" and one["status"] == "True":
+                yield f"{(thing or {}).get('kind', 'job')} {one.get('reason', '')}: {one.get('message', '')}"
+    for event in reversed(shot.events):
+        about = event["involvedObject"]
+        yield f"{about.get('kind', '')} {about.get('name', '')} {event.get('reason', '')}: {event.get('message', '')}"
+
+
+def _pod_lines(pod: Json) -> Iterator[str]:
+    name, status = pod["metadata"]["name"], pod.get("status", {})
+    if status.get("reason"):
+        yield f"pod {name} {status['reason']}: {status.get('message', '')}"
+    for one in status.get("conditions", []):
+        wrong = one["type"] == "DisruptionTarget" and one["status"] == "True"
+        if wrong or one.get("reason") == "Unschedulable":
+            yield f"pod {name} {one.get('reason', '')}: {one.get('message', '')}"
+    for one in containers(pod):
+        for state in (one.get("state", {}), one.get("lastState", {})):
+            for kind in ("waiting", "terminated"):
+                told = state.get(kind) or {}
+                if told.get("reason") not in (None, "Error", "Completed", "ContainerCreating", "PodInitializing"):
+                    yield f"pod {name} {one['name']} {told['reason']}: {told.get('message', '')}"
+
+
+def _in_vain(pod: Json) -> Iterator[str]:
+    """A launcher whose workers did not come ends before it begins."""
+    for one in pod.get("status", {}).get("initContainerStatuses", []):
+        terminated = one.get("state", {}).get("terminated") or {}
+        if terminated.get("exitCode", 0) != 0:
+            yield f"pod {pod['metadata']['name']} {one['name']} ended with code {terminated['exitCode']}"
+
+
+def _memory_limit(pod: Json, name: str) -> str:
+    specs = pod.get("spec", {}).get("containers", [])
+    limit = next(
+        (one.get("resources", {}).get("limits", {}).get("memory") for one in specs if one["name"] == name), None
+    )
+    return f" ({limit})" if limit else ""
+
+
+def launcher_ends(shot: Snapshot) -> list[str]:
+    """How each attempt of the launcher ended, oldest first."""
+    lines = []
+    for number, pod in enumerate(shot.launchers, start=1):
+        end = ended(pod)
+        if end is not None:
+            code = f" with code {end['exitCode']}" if "exitCode" in end else ""
+            why = f" ({end['reason']})" if end.get("reason") not in (None, "Error", "Completed") else ""
+            lines.append(f"attempt {number} ended{code}{why}, pod {pod['metadata']['name']}")
+    return lines

@@ -1,0 +1,287 @@
+"""What the cluster knows of a job: its MPIJob, launcher, pods and events, and the state that follows from them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from maskfleet.launch.eks.release import CHART, Record, record_of
+from maskfleet.launch.job import HostStatus, JobState, JobStatus
+from maskfleet.system.kube.client import ApiError, Json, Kube
+
+MPI = "kubeflow.org/v2beta1"
+JOB_LABEL = "training.kubeflow.org/job-name"
+ROLE_LABEL = "training.kubeflow.org/job-role"
+INDEX_LABEL = "training.kubeflow.org/replica-index"
+LAUNCHER = "launcher"  # role of the pod, and name of its container
+MAX_EVENTS = 12
+_STEP = re.compile(r"(?:^|[\s:])step: (\d+)")  # a colon ends the tag of mpirun
+_TAIL = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything at one moment, as the API gives it."""
+
+    release: str
+    mpijob: Json | None = None
+    launcher_job: Json | None = None
+    pods: list[Json] = field(default_factory=list)
+    events: list[Json] = field(default_factory=list)
+    claims: list[Json] = field(default_factory=list)
+    record: Record | None = None
+    tail: tuple[str, ...] = ()  # last lines of the newest launcher
+
+    @property
+    def launchers(self) -> list[Json]:
+        """Pods of the launcher's attempts, oldest first."""
+        return sorted(self._of_role(LAUNCHER), key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+
+    @property
+    def workers(self) -> list[Json]:
+        return sorted(self._of_role("worker"), key=lambda pod: int(pod["metadata"]["labels"].get(INDEX_LABEL, "0")))
+
+    def _of_role(self, role: str) -> list[Json]:
+        return [pod for pod in self.pods if pod["metadata"].get("labels", {}).get(ROLE_LABEL) == role]
+
+    @property
+    def wanted_workers(self) -> int:
+        specs = (self.mpijob or {}).get("spec", {}).get("mpiReplicaSpecs", {})
+        return int(specs.get("Worker", {}).get("replicas", 1))
+
+
+def mpijob_of(kube: Kube, release: str) -> Json | None:
+    return kube.get(kube.of_namespace("mpijobs", release, group=MPI))
+
+
+def take(kube: Kube, release: str, *, with_tail: bool = True) -> Snapshot:
+    """Ask the cluster for all of it."""
+    mpijob = mpijob_of(kube, release)
+    record = record_of(kube, release)
+    if mpijob is None:
+        return Snapshot(release, record=record)
+    pods = kube.items(kube.of_namespace("pods"), labelSelector=f"{JOB_LABEL}={release}")
+    launcher = kube.get(kube.of_namespace("jobs", f"{release}-launcher", group="batch/v1"))
+    shot = Snapshot(release, mpijob, launcher, pods, record=record)
+    names = sorted({name for pod in pods for name in _claims_of(pod)})
+    claims = [claim for name in names if (claim := _readable(kube, "persistentvolumeclaims", name)) is not None]
+    events = _events(kube, shot, {*names})
+    tail = _tail(kube, shot) if with_tail else ()
+    return Snapshot(release, mpijob, launcher, pods, events, claims, record, tail)
+
+
+def status_from(shot: Snapshot) -> JobStatus:
+    """The job's state, from a snapshot alone."""
+    state, detail = _state(shot)
+    steps = [int(match[1]) for line in shot.tail if (match := _STEP.search(line))]
+    failed = state is JobState.FAILED
+    return JobStatus(
+        state,
+        detail,
+        step=steps[-1] if steps else None,
+        exit_code=_exit_code(shot) if failed else (0 if state is JobState.DONE else None),
+        restarts=max(0, attempts(shot) - 1),
+        hosts=tuple(_host(pod) for pod in shot.workers),
+        events=tuple(event_text(event) for event in shot.events[-MAX_EVENTS:]),
+    )
+
+
+def _state(shot: Snapshot) -> tuple[JobState, str]:
+    if shot.mpijob is None:
+        return _without_mpijob(shot)
+    if is_finished(shot.mpijob):
+        failed = condition(shot.mpijob, "Failed")
+        return (JobState.FAILED, _words(failed)) if failed is not None else (JobState.DONE, "")
+    if shot.mpijob["metadata"].get("deletionTimestamp"):
+        return JobState.RUNNING, "is being stopped"
+    if condition(shot.mpijob, "Suspended") is not None or shot.mpijob["spec"].get("runPolicy", {}).get("suspend"):
+        queue = shot.mpijob["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
+        return JobState.PENDING, f"waits in queue {queue}" if queue else "is suspended"
+    if not shot.mpijob.get("status", {}).get("conditions"):
+        return JobState.PENDING, "the MPI operator has not taken it up yet"
+    running = [pod for pod in shot.launchers if pod["status"].get("phase") == "Running"]
+    ready = sum(is_ready(pod) for pod in shot.workers)
+    if running:
+        lost = shot.wanted_workers - ready
+        return JobState.RUNNING, f"{lost} of {shot.wanted_workers} workers are not ready" if lost > 0 else ""
+    if shot.launchers:
+        again = f"attempt {attempts(shot)} of the launcher is about to start" if attempts(shot) > 1 else "starts"
+        return (JobState.RUNNING if condition(shot.mpijob, "Running") else JobState.PENDING), again
+    return JobState.PENDING, f"{ready} of {shot.wanted_workers} workers are ready"
+
+
+def _without_mpijob(shot: Snapshot) -> tuple[JobState, str]:
+    record = shot.record
+    if record is None or not record.chart.endswith(CHART):
+        return JobState.UNKNOWN, f"the cluster knows no job {shot.release}"
+    match record.status:
+        case "uninstalled" | "uninstalling":
+            return JobState.CANCELLED, "its files stay on the shared volume"
+        case "pending-install" | "pending-upgrade":
+            return JobState.PENDING, "helm is installing it"
+        case "failed":
+            return JobState.FAILED, f"helm could not install it: {record.description}"
+        case _:
+            return JobState.LOST, "its MPIJob was deleted, and not by `maskfleet cancel`; launch it again to go on"
+
+
+def is_finished(mpijob: Json) -> bool:
+    """Whether the operator is through with it; after an eviction it says Failed, and yet goes on."""
+    over = mpijob.get("status", {}).get("completionTime") is not None
+    return condition(mpijob, "Succeeded") is not None or (over and condition(mpijob, "Failed") is not None)
+
+
+def condition(thing: Json, kind: str) -> Json | None:
+    """The condition of `thing` if it is true."""
+    for one in thing.get("status", {}).get("conditions", []):
+        if one["type"] == kind and one["status"] == "True":
+            assert isinstance(one, dict)
+            return one
+    return None
+
+
+def is_ready(pod: Json) -> bool:
+    return condition(pod, "Ready") is not None
+
+
+def attempts(shot: Snapshot) -> int:
+    """How often the launcher was started, in new pods or in the same one."""
+    status = (shot.launcher_job or {}).get("status", {})
+    pods = sum(int(status.get(name, 0)) for name in ("active", "failed", "succeeded"))
+    again = sum(int(one.get("restartCount", 0)) for pod in shot.launchers for one in containers(pod))
+    return max(pods, len(shot.launchers)) + again
+
+
+def containers(pod: Json) -> list[Json]:
+    """States of all containers, those that prepare the others first."""
+    status = pod.get("status", {})
+    return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+
+
+def ended(pod: Json) -> Json | None:
+    """How the launcher's container ended; None while it runs."""
+    for one in pod.get("status", {}).get("containerStatuses", []):
+        if one["name"] == LAUNCHER and "terminated" in one.get("state", {}):
+            terminated = one["state"]["terminated"]
+            assert isinstance(terminated, dict)
+            return terminated
+    if pod.get("status", {}).get("phase") in ("Failed", "Succeeded"):
+        return {"reason": pod["status"].get("reason", pod["status"]["phase"])}
+    return None
+
+
+def event_text(event: Json) -> str:
+    """One event on one line."""
+    about = event["involvedObject"]
+    count = f" ({event['count']} times)" if int(event.get("count") or 1) > 1 else ""
+    kind, name = about.get("kind", "").lower(), about.get("name", "")
+    message = " ".join(str(event.get("message", "")).split())
+    return f"{event_time(event)} {kind} {name}: {event.get('reason', '')}: {message}{count}"
+
+
+def event_time(event: Json) -> str:
+    series = event.get("series") or {}
+    stamp = event.get("lastTimestamp") or series.get("lastObservedTime") or event.get("eventTime")
+    return str(stamp or event["metadata"].get("creationTimestamp") or "")[:19]
+
+
+def age_s(thing: Json, now: datetime | None = None) -> float:
+    """Seconds since `thing` was made."""
+    made = datetime.fromisoformat(str(thing["metadata"]["creationTimestamp"]).replace("Z", "+00:00"))
+    return ((now or datetime.now(UTC)) - made).total_seconds()
+
+
+def _host(pod: Json) -> HostStatus:
+    status = pod.get("status", {})
+    state, detail = str(status.get("phase", "unknown")).lower(), ""
+    for one in containers(pod):
+        waiting = one.get("state", {}).get("waiting") or {}
+        terminated = one.get("state", {}).get("terminated") or {}
+        if waiting.get("reason") or terminated.get("reason"):
+            state = waiting.get("reason") or terminated["reason"]
+            detail = waiting.get("message") or terminated.get("message") or ""
+    unscheduled = next((one for one in status.get("conditions", []) if one.get("reason") == "Unschedulable"), None)
+    if unscheduled is not None and status.get("phase") == "Pending":
+        state, detail = "unschedulable", unscheduled.get("message", "")
+    if status.get("reason"):
+        state, detail = status["reason"], status.get("message", "")
+    if pod["metadata"].get("deletionTimestamp"):
+        state = "terminating"
+    node = pod.get("spec", {}).get("nodeName")
+    parts = [f"on {node}" if node else "", " ".join(str(detail).split())]
+    return HostStatus(pod["metadata"]["name"], state, "  ".join(part for part in parts if part))
+
+
+def _exit_code(shot: Snapshot) -> int | None:
+    for pod in reversed(shot.launchers):
+        code = (ended(pod) or {}).get("exitCode")
+        if code is not None:
+            return int(code)
+    return None
+
+
+def _words(one: Json) -> str:
+    return ": ".join(part for part in (one.get("reason"), str(one.get("message", "")).rstrip(": ")) if part)
+
+
+def _claims_of(pod: Json) -> Iterable[str]:
+    for volume in pod.get("spec", {}).get("volumes", []):
+        if "persistentVolumeClaim" in volume:
+            yield volume["persistentVolumeClaim"]["claimName"]
+
+
+def _readable(kube: Kube, kind: str, name: str) -> Json | None:
+    try:
+        return kube.get(kube.of_namespace(kind, name))
+    except ApiError as error:
+        if error.status == 403:
+            return None
+        raise
+
+
+def _events(kube: Kube, shot: Snapshot, more: set[str]) -> list[Json]:
+    """Events about the job and all that belongs to it, oldest first; none where they may not be read."""
+    names = {shot.release, f"{shot.release}-launcher", *more, *(pod["metadata"]["name"] for pod in shot.pods)}
+    gone = re.compile(
+        rf"{re.escape(shot.release)}-(?:worker-\d+|launcher(?:-[a-z0-9]{{5}})?)|mpijob-{re.escape(shot.release)}-\w+"
+    )
+    try:
+        found = kube.items(kube.of_namespace("events"))
+    except ApiError as error:
+        if error.status == 403:
+            return []
+        raise
+    about = [(one, str(one.get("involvedObject", {}).get("name", ""))) for one in found]
+    own = [one for one, name in about if name in names or gone.fullmatch(name)]
+    return sorted([*own, *_node_events(kube, shot)], key=event_time)
+
+
+def _node_events(kube: Kube, shot: Snapshot) -> list[Json]:
+    """Events about the nodes of the job's pods, and about those that Karpenter could not make since it was sent."""
+    nodes = {pod.get("spec", {}).get("nodeName") for pod in shot.pods}
+    since = str((shot.mpijob or {})["metadata"].get("creationTimestamp", ""))[:19]
+    found: list[Json] = []
+    for kind in ("Node", "NodeClaim"):
+        try:
+            # Things without a namespace have their events in this one.
+            some = kube.items("/api/v1/namespaces/default/events", fieldSelector=f"involvedObject.kind={kind}")
+        except ApiError as error:
+            if error.status == 403:
+                return []
+            raise
+        of_job = [one for one in some if kind == "NodeClaim" or one["involvedObject"].get("name") in nodes]
+        found += [one for one in of_job if one.get("type") == "Warning" and event_time(one) >= since]
+    return found
+
+
+def _tail(kube: Kube, shot: Snapshot) -> tuple[str, ...]:
+    """Last lines of the newest launcher that says anything."""
+    for pod in reversed(shot.launchers):
+        path = kube.of_namespace("pods", pod["metadata"]["name"], "log")
+        try:
+            return tuple(kube.lines(path, container=LAUNCHER, tailLines=_TAIL))
+        except ApiError:
+            continue  # it has not started, its node is gone, or logs may not be read: the state is known without
+    return ()

@@ -1,0 +1,1 @@
+"""The files of a run by its handle: list, copy, fetch."""

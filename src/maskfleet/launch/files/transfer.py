@@ -1,0 +1,305 @@
+"""Lists, fetches and sends files of a run, wherever volume_agent.py runs; every byte is checked, a break is resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import inspect
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from maskfleet.errors import LaunchError
+from maskfleet.launch.files import agent as volume_agent
+from maskfleet.launch.files.agent import CHUNK, DRAFT
+
+BATCH = 200  # files asked for at once
+TRIES = 5  # without any byte between them
+AGENT = ("-I", "-c", inspect.getsource(volume_agent))
+
+
+class BrokenError(LaunchError):
+    """The connection to the agent broke; another one may do better."""
+
+
+class Stream(Protocol):
+    """Standard input and output of an agent."""
+
+    async def read(self) -> bytes:
+        """Some bytes; none at the end."""
+
+    async def write(self, data: bytes) -> None:
+        """All of `data`."""
+
+
+Opener = Callable[[], AbstractAsyncContextManager[Stream]]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file, folder, link or other thing on a volume."""
+
+    path: str
+    kind: str
+    size: int
+    mtime_ns: int
+
+
+@dataclass
+class Fetched:
+    """What a fetch did."""
+
+    files: int = 0
+    bytes_read: int = 0  # over the line
+    unchanged: int = 0
+    left_out: list[str] = field(default_factory=list)  # with why
+
+
+class Volume:
+    """What an agent, opened by `opener`, sees at `where`: root and path, or something inside of a run's folder."""
+
+    def __init__(self, opener: Opener, where: dict[str, str], *, pause_s: float = 1.0) -> None:
+        self._open, self._where, self._pause_s = opener, where, pause_s
+
+    async def entries(self, *, deep: bool = False) -> list[Entry]:
+        """What is there; of a file, the one entry without a name."""
+        async with self._open() as stream:
+            lines = _Lines(stream)
+            await lines.say({"op": "list", **self._where, "deep": deep})
+            found = []
+            while "end" not in (one := await lines.hear()):
+                found.append(Entry(**one))
+        return found
+
+    async def fetch(self, folder: Path, told: Callable[[str], None] = lambda text: None) -> Fetched:
+        """Copy all files into `folder`; what is there already, whole or in part, is not sent again."""
+        found = await self.entries(deep=True)
+        if [one.path for one in found] == [""]:
+            raise LaunchError("that is a file", remedy="copy it with `maskfleet cp`")
+        done = Fetched(left_out=[f"{one.path}: a {one.kind}" for one in found if one.kind not in ("file", "folder")])
+        folder.mkdir(parents=True, exist_ok=True)
+        targets = [(one.path, _target(folder, one.path)) for one in found if one.kind == "file"]
+        await self._fetch_all(targets, done, told)
+        return done
+
+    async def get(self, target: Path) -> Fetched:
+        """Copy the one file that is there to `target`."""
+        found = await self.entries()
+        if [one.path for one in found] != [""]:
+            raise LaunchError("that is a folder", remedy="copy it with `maskfleet fetch`")
+        done = Fetched()
+        await self._fetch_all([("", target)], done, lambda text: None)
+        if done.left_out:
+            raise LaunchError(done.left_out[0], remedy="see what is there with `maskfleet ls`")
+        return done
+
+    async def put(self, source: Path) -> int:
+        """Send the file `source`; the answer is how many bytes had to be sent."""
+        size, digest = source.stat().st_size, _sum(source, None)
+        request = {"op": "receive", **self._where, "size": size, "sha256": digest.hexdigest()}
+        broken = 0
+        while True:
+            try:
+                async with self._open() as stream:
+                    lines = _Lines(stream)
+                    await lines.say(request)
+                    there = await lines.hear()
+                    have = int(there["have"])
+                    offset = have if _sum(source, have).hexdigest() == there["sha256"] else 0
+                    await lines.say({"offset": offset})
+                    for data in _pieces(source, offset):
+                        await stream.write(data)
+                    await lines.hear()
+                    return size - offset
+            except BrokenError:
+                broken += 1
+                if broken >= TRIES:
+                    raise
+                await asyncio.sleep(self._pause_s)
+
+    async def _fetch_all(self, left: list[tuple[str, Path]], done: Fetched, told: Callable[[str], None]) -> None:
+        broken = 0
+        while left:
+            before = _progress(left)
+            try:
+                await self._fetch_some(left, done, told)
+            except BrokenError as error:
+                broken = broken + 1 if _progress(left) == before else 1
+                if broken >= TRIES:
+                    raise
+                told(f"{error.what}; going on where it broke")
+                await asyncio.sleep(self._pause_s)
+
+    async def _fetch_some(self, left: list[tuple[str, Path]], done: Fetched, told: Callable[[str], None]) -> None:
+        """One connection's worth; what is complete is taken off `left`."""
+        drafts = [_Draft(name, target) for name, target in left[:BATCH]]
+        async with self._open() as stream:
+            lines = _Lines(stream)
+            files = [[draft.name, draft.offset, draft.digest.hexdigest()] for draft in drafts]
+            await lines.say({"op": "send", **self._where, "files": files})
+            for draft in drafts:
+                header = await lines.hear(fatal=False)
+                if "error" in header:
+                    if "path" not in header:
+                        raise _refusal(header)
+                    done.left_out.append(str(header["error"]))
+                else:
+                    await _take(lines, draft, header, done)
+                    told(draft.name)
+                left.pop(0)
+
+
+def _progress(left: list[tuple[str, Path]]) -> tuple[int, int]:
+    """Grows or shrinks with every byte that stays: files that are left, and how much of the first is here."""
+    draft = left[0][1].with_name(left[0][1].name + DRAFT)
+    return len(left), draft.stat().st_size if draft.is_file() else 0
+
+
+class _Draft:
+    """A file that is being fetched: what of it is here, and where the rest goes."""
+
+    def __init__(self, name: str, target: Path) -> None:
+        self.name, self.target = name, target
+        self.path = target.with_name(target.name + DRAFT)
+        if target.is_symlink() or self.path.is_symlink():
+            raise LaunchError(f"{target} is a link", remedy="remove it, or fetch into another folder")
+        self.source = next((one for one in (self.path, target) if one.is_file()), None)
+        self.offset = self.source.stat().st_size if self.source is not None else 0
+        self.digest = _sum(self.source, None) if self.source is not None else hashlib.sha256()
+
+
+async def _take(lines: _Lines, draft: _Draft, header: dict[str, Any], done: Fetched) -> None:
+    start, size = int(header["start"]), int(header["size"])
+    digest = draft.digest if start else hashlib.sha256()
+    if start == size and draft.source == draft.target:
+        await lines.piece()
+        _expect(digest.hexdigest(), await lines.hear(), draft)
+        done.unchanged += 1
+        return
+    with _writing(draft.target):
+        if start and draft.source == draft.target:
+            shutil.copyfile(draft.target, draft.path)
+        file = draft.path.open("r+b" if start else "wb")
+    with file:
+        file.seek(start)
+        file.truncate()
+        while data := await lines.piece():
+            with _writing(draft.target):
+                file.write(data)
+            digest.update(data)
+            done.bytes_read += len(data)
+        with _writing(draft.target):
+            file.flush()
+    _expect(digest.hexdigest(), await lines.hear(), draft)
+    draft.path.replace(draft.target)
+    os.utime(draft.target, ns=(int(header["mtime_ns"]), int(header["mtime_ns"])))
+    done.files += 1
+
+
+@contextlib.contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    """A disk's trouble is told as such: what carries the files would take it for a broken connection."""
+    try:
+        yield
+    except OSError as error:
+        raise LaunchError(
+            f"cannot write {target}: {error.strerror}",
+            remedy="free some room, or fetch into another folder; then again",
+        ) from error
+
+
+def _expect(digest: str, trailer: dict[str, Any], draft: _Draft) -> None:
+    if digest != trailer["sha256"]:
+        draft.path.unlink(missing_ok=True)
+        raise LaunchError(f"{draft.target} arrived damaged and was thrown away", remedy="fetch again")
+
+
+def _target(folder: Path, name: str) -> Path:
+    """Where `name` goes; a name that would leave `folder`, or a link in it that would, is refused."""
+    parts = name.split("/")
+    target = folder.joinpath(*parts)
+    if any(part in ("", ".", "..") or "\0" in part or os.sep in part for part in parts):
+        raise LaunchError(f"{name!r} leaves the folder", remedy="look at the run's folder: somebody meddled with it")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.parent.resolve().is_relative_to(folder.resolve()):
+        raise LaunchError(f"{target.parent} is a link that leads elsewhere", remedy="fetch into another folder")
+    return target
+
+
+class _Lines:
+    """JSON lines and pieces with a length before them, out of a stream of bytes."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream, self._buffer = stream, bytearray()
+
+    async def say(self, thing: dict[str, Any]) -> None:
+        await self._stream.write(json.dumps(thing).encode() + b"\n")
+
+    async def hear(self, *, fatal: bool = True) -> dict[str, Any]:
+        """The next line; what the agent refuses is an error, unless `fatal` is false."""
+        while (end := self._buffer.find(b"\n")) < 0:
+            await self._more()
+        line = bytes(self._buffer[: end + 1])
+        del self._buffer[: end + 1]
+        try:
+            thing = json.loads(line)
+        except ValueError as error:
+            raise _damaged() from error
+        if not isinstance(thing, dict):
+            raise _damaged()
+        if fatal and "error" in thing:
+            raise _refusal(thing)
+        return thing
+
+    async def piece(self) -> bytes:
+        """The next piece; an empty one is the last."""
+        (size,) = struct.unpack(">I", await self._exactly(4))
+        if size > CHUNK:
+            raise _damaged()
+        return await self._exactly(size)
+
+    async def _exactly(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            await self._more()
+        data = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return data
+
+    async def _more(self) -> None:
+        data = await self._stream.read()
+        if not data:
+            raise BrokenError("the connection ended too early", remedy="try again: it goes on where it broke")
+        self._buffer += data
+
+
+def _damaged() -> BrokenError:
+    return BrokenError("what arrived makes no sense", remedy="try again; something between here and there garbles it")
+
+
+def _refusal(thing: dict[str, Any]) -> LaunchError:
+    return LaunchError(str(thing["error"]), remedy="see what is there with `maskfleet ls`")
+
+
+def _sum(path: Path, size: int | None) -> Any:
+    """The SHA-256 of the first `size` bytes, or of all."""
+    digest = hashlib.sha256()
+    left = path.stat().st_size if size is None else size
+    with path.open("rb") as file:
+        while left > 0 and (data := file.read(min(CHUNK, left))):
+            digest.update(data)
+            left -= len(data)
+    return digest
+
+
+def _pieces(path: Path, offset: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        file.seek(offset)
+        while data := file.read(CHUNK // 2):
+            yield data

@@ -1,0 +1,1 @@
+"""Launch on this machine."""

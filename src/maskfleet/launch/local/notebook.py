@@ -1,0 +1,120 @@
+"""`maskfleet notebook` for a run on this machine: JupyterLab and TensorBoard on 127.0.0.1, until Ctrl-C."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from maskfleet.errors import LaunchError
+from maskfleet.system.deploy_files import notebooks_path
+from maskfleet.system.kube.port_forward import bound_socket
+from maskfleet.system.signals import leaving_in_order
+
+POLL_S = 0.2
+STOP_S = 10.0
+SHOWN_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServers:
+    """Commands of the two servers of a run, and where they will answer."""
+
+    jupyter: tuple[str, ...]
+    tensorboard: tuple[str, ...]
+    jupyter_url: str
+    tensorboard_url: str
+    token: str
+
+
+def servers_for(run_dir: Path, *, port: int, token: str | None = None) -> LocalServers:
+    """JupyterLab on `port` and TensorBoard on the one after it; the token goes by the environment, not by a command."""
+    if importlib.util.find_spec("jupyterlab") is None:
+        raise LaunchError("JupyterLab is not installed here", remedy="pip install 'maskfleet[notebook]'")
+    secret = token or secrets.token_urlsafe(24)
+    here = "127.0.0.1"
+    jupyter = (sys.executable, "-m", "jupyterlab", "--no-browser", f"--ServerApp.ip={here}", f"--ServerApp.port={port}")
+    board = (
+        sys.executable,
+        "-m",
+        "tensorboard.main",
+        "--logdir",
+        str(run_dir),
+        "--host",
+        here,
+        "--port",
+        str(port + 1),
+    )
+    as_root = ("--allow-root",) if os.geteuid() == 0 else ()
+    return LocalServers(
+        (*jupyter, "--ServerApp.port_retries=0", *as_root),
+        board,
+        f"http://{here}:{port}/lab?token={secret}",
+        f"http://{here}:{port + 1}/",
+        secret,
+    )
+
+
+def serve(run_dir: Path, *, port: int, on_ready: Callable[[LocalServers], None]) -> None:
+    """Run both servers; ends with Ctrl-C, or with an error when one of them ends by itself."""
+    if not run_dir.is_dir():
+        raise LaunchError(f"there is no folder {run_dir}", remedy="give a run's folder or handle")
+    servers = servers_for(run_dir.resolve(), port=port)
+    for taken in (port, port + 1):
+        with bound_socket(taken):
+            pass
+    work = placed_notebooks(run_dir)
+    with tempfile.TemporaryDirectory(prefix="maskfleet-notebook-") as logs:
+        env = {**os.environ, "JUPYTER_TOKEN": servers.token, "LOGDIR": str(run_dir.resolve())}
+        with (
+            leaving_in_order(),
+            _child("JupyterLab", servers.jupyter, work, env, Path(logs)) as jupyter,
+            _child("TensorBoard", servers.tensorboard, work, env, Path(logs)) as board,
+        ):
+            on_ready(servers)
+            while all(process.poll() is None for process in (jupyter, board)):
+                time.sleep(POLL_S)
+            name, ended = ("JupyterLab", jupyter) if jupyter.poll() is not None else ("TensorBoard", board)
+            words = (Path(logs) / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
+            shown = "\n".join(line.replace(servers.token, "…") for line in words[-SHOWN_LINES:])
+            raise LaunchError(f"{name} ended with {ended.returncode}:\n{shown}", remedy="mend that, then try again")
+
+
+def placed_notebooks(run_dir: Path) -> Path:
+    """RUN_DIR/notebooks with the package's notebooks in it; what is there already stays."""
+    work = run_dir / "notebooks"
+    work.mkdir(exist_ok=True)
+    for file in notebooks_path().glob("*.ipynb"):
+        if not (work / file.name).exists():
+            shutil.copyfile(file, work / file.name)
+    return work
+
+
+@contextmanager
+def _child(
+    name: str, command: tuple[str, ...], cwd: Path, env: dict[str, str], logs: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    with (logs / f"{name}.log").open("wb") as log:
+        # In a session of its own, so that Ctrl-C reaches this process alone, which then ends both in order.
+        process = subprocess.Popen(
+            command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

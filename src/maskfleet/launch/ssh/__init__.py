@@ -1,0 +1,1 @@
+"""Launch on hosts reached by SSH."""

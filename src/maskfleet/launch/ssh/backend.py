@@ -1,0 +1,294 @@
+"""Hosts reached by SSH: ships the code, starts a supervisor on each host, and lets go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import asyncssh
+
+from maskfleet.config.launch import SshLaunch
+from maskfleet.config.load import RUN_FILE
+from maskfleet.errors import LaunchError
+from maskfleet.launch.job import JobHandle, JobSpec, JobState, JobStatus, Rendered
+from maskfleet.launch.slots import hosts_of
+from maskfleet.launch.ssh import environment
+from maskfleet.launch.ssh.connect import Ask, Connection, ask_on_terminal, connect
+from maskfleet.launch.ssh.wheel import built_wheel
+from maskfleet.launch.supervise.job_files import LAUNCH, Job
+from maskfleet.launch.supervise.prepare import INCOMING, JOB_FILE
+from maskfleet.system.process import quoted, remote_line
+
+REMOTE = f"{LAUNCH}/remote"
+SETUP_S = 3600  # a first torch on a slow line
+TEND_S = 10  # between looks for hosts to bring back
+logger = logging.getLogger("maskfleet")
+
+
+class SshBackend:
+    """Runs a job on the hosts of `launch`, in RUN_ROOT/runs/NAME, which all of them see."""
+
+    def __init__(self, launch: SshLaunch, *, ask: Ask = ask_on_terminal) -> None:
+        self._launch, self._ask = launch, ask
+        self._hosts = hosts_of(launch)
+
+    def render(self, job: JobSpec) -> Rendered:
+        launch, root = self._launch, self._launch.run_root.rstrip("/")
+        run_dir, folder = f"{root}/runs/{job.name}", launch.environment
+        first, blobs, setup = self._hosts[0].address, {}, []
+        files: dict[str, str] = {}
+        if folder is None:
+            digest, name, wheel = built_wheel()
+            folder, code = f"{root}/environments/{digest}", f"{root}/wheels/{digest}"
+            blobs = {f"{code}/{name}": wheel}
+            files[f"{code}/environment.py"] = inspect.getsource(environment)
+            make = [launch.python, f"{code}/environment.py", folder, f"{code}/{name}"]
+            setup = [("ssh", first, "--", remote_line(make))]
+        python = f"{folder.rstrip('/')}/bin/python"
+        plan = Job(
+            name=job.name,
+            starter=launch.starter,
+            hosts=tuple(self._hosts),
+            min_nodes=job.min_nodes,
+            max_restarts=job.max_restarts,
+            port=launch.rendezvous_port,
+            cwd=root,
+            env={},
+        )
+        files[f"{run_dir}/{RUN_FILE}{INCOMING}"] = job.run_yaml
+        files[f"{run_dir}/{JOB_FILE}{INCOMING}"] = plan.to_json()
+        ask = f'exec {quoted(python)} -m maskfleet.launch.supervise.status {quoted(run_dir)} "$@"'
+        files[f"{run_dir}/{REMOTE}"] = f"#!/bin/sh\n{ask}\n"
+        remote = f"{run_dir}/{REMOTE}"
+        check = remote_line([python, "-c", "import maskfleet.launch.supervise.supervisor, torch"])
+        commands = [*setup, *(("ssh", host.address, "--", check) for host in self._hosts)]
+        commands.append(("ssh", first, "--", remote_line(["sh", remote, "place"])))
+        for index, host in enumerate(self._hosts):
+            commands.append(("ssh", host.address, "--", remote_line(["sh", remote, "start", str(index)])))
+        return Rendered(job.name, files, tuple(commands), blobs)
+
+    def submit(self, rendered: Rendered) -> JobHandle:
+        asyncio.run(self._submit(rendered))
+        run_dir = f"{self._launch.run_root.rstrip('/')}/runs/{rendered.name}"
+        path = run_dir if run_dir.startswith("/") else f"/{run_dir}"
+        return JobHandle("ssh", ",".join(host.address for host in self._hosts), path)
+
+    def status(self, handle: JobHandle) -> JobStatus:
+        return asyncio.run(self._status(handle))
+
+    def logs(self, handle: JobHandle, *, follow: bool = False, rank: int | None = None) -> Iterator[str]:
+        with asyncio.Runner() as runner:
+            lines = self._lines(handle, follow=follow, rank=rank)
+            while True:
+                line = runner.run(_next_of(lines))
+                if line is None:
+                    return
+                yield line
+
+    def cancel(self, handle: JobHandle) -> None:
+        asyncio.run(self._cancel(handle))
+
+    def explain(self, handle: JobHandle) -> str:
+        return asyncio.run(self._asked(handle, ["explain"]))
+
+    async def _submit(self, rendered: Rendered) -> None:
+        async with self._all_hosts() as hosts:
+            first = hosts[self._hosts[0].address]
+            for name, blob in rendered.blobs.items():
+                await first.put(name, blob)
+            for name, content in rendered.files.items():
+                await first.put(name, content.encode())
+            await self._check_shared(hosts, rendered)
+            before, starts = rendered.commands[: -len(self._hosts)], rendered.commands[-len(self._hosts) :]
+            for command in before:
+                await _run_there(hosts[command[1]], command[3], timeout_s=SETUP_S)
+            await _each(_run_there(hosts[command[1]], command[3]) for command in starts)
+
+    async def _check_shared(self, hosts: dict[str, Connection], rendered: Rendered) -> None:
+        """Every host must see what the first one was given."""
+        name, content = next((n, c) for n, c in rendered.files.items() if n.endswith(f"{JOB_FILE}{INCOMING}"))
+        first = self._hosts[0].address
+
+        async def look(connection: Connection) -> None:
+            if await connection.get(name) != content.encode():
+                raise LaunchError(
+                    f"{self._launch.run_root} is not shared between the hosts: {connection.address} does not see "
+                    f"what was written on {first}",
+                    remedy="point run_root at a folder that all hosts mount, such as EFS, FSx or NFS",
+                )
+
+        await _each(look(connection) for connection in hosts.values())
+
+    async def _status(self, handle: JobHandle) -> JobStatus:
+        try:
+            return JobStatus.from_json(json.loads(await self._asked(handle, ["status"])))
+        except UnknownJobError as error:
+            return JobStatus(JobState.UNKNOWN, error.what)
+
+    async def _asked(self, handle: JobHandle, arguments: list[str]) -> str:
+        """The answer of the first host that gives one."""
+        connection = await self._first_host()
+        try:
+            done = await connection.run(_remote(handle, arguments))
+        finally:
+            connection.close()
+        _refuse_unknown(done.code, handle)
+        if done.code != 0:
+            raise LaunchError(
+                f"host {connection.address}: {done.err.strip() or done.out.strip()}", remedy="see `maskfleet status`"
+            )
+        return done.out.rstrip("\n")
+
+    async def _lines(self, handle: JobHandle, *, follow: bool, rank: int | None) -> AsyncIterator[str]:
+        """Lines of the log; when the host that sends them goes down, another one goes on after the last line."""
+        tending = asyncio.create_task(self._tend(handle)) if follow else None
+        after = ""
+        try:
+            while True:
+                connection = await self._first_host()
+                arguments = ["logs", f"--after={after}", *(["--follow"] if follow else [])]
+                arguments += [f"--rank={rank}"] if rank is not None else []
+                try:
+                    process = await connection.raw.create_process(
+                        _remote(handle, arguments), stdin=asyncssh.DEVNULL, errors="replace"
+                    )
+                    async for line in process.stdout:
+                        if not line:
+                            break  # the end comes as an empty line
+                        after, text = line[:27], line[28:].rstrip("\n")
+                        yield text
+                    await process.wait()
+                    if process.exit_status is not None and process.exit_status >= 0:
+                        _refuse_unknown(process.exit_status, handle)
+                        return
+                except (asyncssh.Error, OSError):
+                    await asyncio.sleep(1)
+                finally:
+                    connection.close()
+        finally:
+            if tending is not None:
+                tending.cancel()
+
+    async def _tend(self, handle: JobHandle) -> None:
+        """While somebody watches: start the supervisor of a host that is back. The hosts do so for each other too."""
+        while True:
+            await asyncio.sleep(TEND_S)
+            with contextlib.suppress(LaunchError):  # out of reach for now; the next look may find it
+                status = await self._status(handle)
+                if status.state is not JobState.RUNNING:
+                    continue
+                lost = [index for index, host in enumerate(status.hosts) if host.state == "lost"]
+                await _each(self._start_again(handle, index) for index in lost)
+
+    async def _start_again(self, handle: JobHandle, index: int) -> None:
+        connection = await self._connect(self._hosts[index].address)
+        try:
+            await connection.run(_remote(handle, ["start", str(index)]))
+        finally:
+            connection.close()
+
+    async def _cancel(self, handle: JobHandle) -> None:
+        try:
+            await self._asked(handle, ["cancel"])
+        except UnknownJobError:
+            return
+        results = await asyncio.gather(
+            *(self._stop(handle, index) for index in range(len(self._hosts))), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, LaunchError):
+                logger.warning("%s; the run ends there as soon as it sees the shared folder again", result.what)
+            elif isinstance(result, BaseException):
+                raise result
+
+    async def _stop(self, handle: JobHandle, index: int) -> None:
+        connection = await self._connect(self._hosts[index].address)
+        try:
+            done = await connection.run(_remote(handle, ["stop", str(index)]), timeout_s=150)
+        finally:
+            connection.close()
+        if done.code != 0:
+            raise LaunchError(f"host {connection.address}: {done.err.strip()}", remedy="log in and look")
+
+    @contextlib.asynccontextmanager
+    async def _all_hosts(self) -> AsyncIterator[dict[str, Connection]]:
+        """Connections to all hosts; an error names every host that fails."""
+        opened = await asyncio.gather(*(self._connect(host.address) for host in self._hosts), return_exceptions=True)
+        good = [one for one in opened if isinstance(one, Connection)]
+        try:
+            _raise_all([one for one in opened if isinstance(one, BaseException)])
+            yield {one.address: one for one in good}
+        finally:
+            for one in good:
+                one.close()
+
+    async def _first_host(self) -> Connection:
+        """The first host that can be reached."""
+        failures = []
+        for host in self._hosts:
+            try:
+                return await self._connect(host.address)
+            except LaunchError as error:
+                failures.append(error)
+        _raise_all(failures)
+        raise AssertionError("a job has hosts")
+
+    async def _connect(self, address: str) -> Connection:
+        return await connect(address, accept_new=self._launch.accept_new_host_keys, ask=self._ask)
+
+
+class UnknownJobError(LaunchError):
+    """There is no such job on the hosts."""
+
+
+def _remote(handle: JobHandle, arguments: list[str]) -> str:
+    run_dir = handle.path.removeprefix("/") if handle.path.startswith("/~/") else handle.path
+    return remote_line(["sh", f"{run_dir}/{REMOTE}", *arguments])
+
+
+def _refuse_unknown(code: int, handle: JobHandle) -> None:
+    if code in (2, 127):  # what shells say when they cannot open the script
+        raise UnknownJobError(f"there is no job {handle} on its hosts", remedy="check the handle and the hosts in it")
+
+
+async def _run_there(connection: Connection, line: str, *, timeout_s: float = 60) -> None:
+    done = await connection.run(line, timeout_s=timeout_s)
+    if done.code != 0:
+        said = (done.err.strip() or done.out.strip() or f"code {done.code}")[-2000:]
+        raise LaunchError(f"host {connection.address} failed at `{line}`:\n{said}", remedy=_remedy(said))
+
+
+def _remedy(said: str) -> str:
+    if "No space left" in said or "quota" in said:
+        return "free some room on that host, or choose another run_root"
+    if "not found" in said or "No such file" in said or "needs Python" in said:
+        return "install Python 3.11 or newer there, or name one with --launch-set python=/path/to/python3"
+    if "No module named" in said:
+        return "the environment there lacks it; launch without `environment` to have one made"
+    return "see the words of that host above; `maskfleet doctor --on ssh` looks at every host"
+
+
+async def _each(tasks: Any) -> None:
+    """All at once; an error names every host that fails."""
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    _raise_all([one for one in results if isinstance(one, BaseException)])
+
+
+def _raise_all(failures: list[Any]) -> None:
+    for failure in failures:
+        if not isinstance(failure, LaunchError):
+            raise failure
+    if len(failures) == 1:
+        raise failures[0]
+    if failures:
+        whats = "\n".join(failure.what for failure in failures)
+        raise LaunchError(whats, remedy=failures[0].remedy)
+
+
+async def _next_of(lines: AsyncIterator[str]) -> str | None:
+    return await anext(lines, None)

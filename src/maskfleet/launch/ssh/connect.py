@@ -1,0 +1,193 @@
+"""Connections to hosts by SSH, with ~/.ssh/config, agent and jump hosts honoured, and host keys verified."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import asyncssh
+
+from maskfleet.errors import LaunchError
+from maskfleet.system.process import Finished
+
+CONNECT_S = 15
+Ask = Callable[[str], bool]
+_ADDRESS = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?")
+
+
+def ask_on_terminal(question: str) -> bool:
+    """A person's yes or no; without a terminal, no."""
+    if not sys.stdin.isatty():
+        return False
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+class Connection:
+    """An open connection to one host."""
+
+    def __init__(self, address: str, connection: asyncssh.SSHClientConnection) -> None:
+        self.address = address
+        self.raw = connection
+
+    async def run(self, line: str, *, timeout_s: float = 60) -> Finished:
+        """Run `line` there, to its end."""
+        try:
+            done = await asyncio.wait_for(self.raw.run(line, stdin=asyncssh.DEVNULL), timeout_s)
+        except TimeoutError as error:
+            raise LaunchError(
+                f"host {self.address} did not finish `{line}` within {timeout_s:.0f} s",
+                remedy=f"log in with `ssh {self.address}` and see what keeps it busy",
+            ) from error
+        except (asyncssh.Error, OSError) as error:
+            raise LaunchError(
+                f"the connection to host {self.address} broke: {error}", remedy="try again; see whether it is up"
+            ) from error
+        code = done.exit_status if done.exit_status is not None else 255
+        return Finished(code, str(done.stdout or ""), str(done.stderr or ""))
+
+    async def put(self, path: str, content: bytes) -> None:
+        """Write a file there; a leading `~/` is the home folder. Whoever looks sees all of it or nothing."""
+        target = path.removeprefix("~/")
+        try:
+            async with self.raw.start_sftp_client() as sftp:
+                await sftp.makedirs(str(PurePosixPath(target).parent), exist_ok=True)
+                draft = f"{target}.{os.getpid()}.part"
+                async with sftp.open(draft, "wb") as file:
+                    await file.write(content)
+                await sftp.posix_rename(draft, target)
+        except (asyncssh.Error, OSError) as error:
+            raise LaunchError(
+                f"host {self.address} cannot store {path}: {_words(error)}",
+                remedy="free some room there, or choose another run_root that you may write to",
+            ) from error
+
+    async def get(self, path: str) -> bytes | None:
+        """Content of a file there; None if there is none."""
+        try:
+            async with self.raw.start_sftp_client() as sftp, sftp.open(path.removeprefix("~/"), "rb") as file:
+                content = await file.read()
+                return content if isinstance(content, bytes) else content.encode()
+        except asyncssh.SFTPNoSuchFile:
+            return None
+        except (asyncssh.Error, OSError) as error:
+            raise LaunchError(
+                f"host {self.address} cannot read {path}: {_words(error)}", remedy="see whether you may read it there"
+            ) from error
+
+    def close(self) -> None:
+        self.raw.close()
+
+
+async def connect(address: str, *, accept_new: bool = False, ask: Ask = ask_on_terminal) -> Connection:
+    """A connection to `address`, which is `host`, `user@host` or `user@host:port` with host as in ~/.ssh/config."""
+    try:
+        return await _connect(address)
+    except LaunchError as error:
+        if not isinstance(error.__cause__, asyncssh.HostKeyNotVerifiable):
+            raise
+        await _learn_key(address, accept_new=accept_new, ask=ask, reason=error.__cause__)
+    return await _connect(address)
+
+
+async def _connect(address: str) -> Connection:
+    user, host, port = parts_of(address)
+    options: dict[str, Any] = {"username": user} if user is not None else {}
+    if port is not None:
+        options["port"] = port
+    try:
+        raw = await asyncio.wait_for(
+            asyncssh.connect(host, connect_timeout=CONNECT_S, login_timeout=CONNECT_S, keepalive_interval=5, **options),
+            2 * CONNECT_S,
+        )
+    except asyncssh.HostKeyNotVerifiable as error:
+        raise LaunchError(
+            f"the key of host {address} is not known", remedy=f"check it with `ssh {address}`, or use --accept-new"
+        ) from error
+    except asyncssh.PermissionDenied as error:
+        raise LaunchError(
+            f"host {address} does not accept your key: {error.reason}",
+            remedy=f"add your public key to ~/.ssh/authorized_keys there; `ssh -v {address}` shows what was tried",
+        ) from error
+    except (asyncssh.Error, OSError, TimeoutError) as error:
+        raise LaunchError(
+            f"host {address} cannot be reached: {_words(error)}",
+            remedy="see whether it is up, its name and port are right, and you are in its network",
+        ) from error
+    return Connection(address, raw)
+
+
+async def _learn_key(address: str, *, accept_new: bool, ask: Ask, reason: Exception) -> None:
+    """Add the key of a host never seen before to the known hosts, if somebody says so; a changed key never."""
+    _, name, given_port = parts_of(address)
+    port_option: dict[str, Any] = {"port": given_port} if given_port else {}
+    own_config = Path.home() / ".ssh" / "config"
+    config = [str(own_config)] if own_config.exists() else []
+    settled = asyncssh.SSHClientConnectionOptions(host=name, config=config, **port_option)
+    host, port, file = settled.host, settled.port, known_hosts_file()  # an alias of ~/.ssh/config by its real name
+    if _is_known(file, host, port):
+        raise LaunchError(
+            f"the key of host {address} is not the one it had before: {reason}",
+            remedy=f"if the host was re-made, `ssh-keygen -R {host}`; if not, somebody may stand between you and it",
+        ) from reason
+    try:
+        key = await asyncssh.get_server_host_key(name, **port_option)
+    except (asyncssh.Error, OSError) as error:
+        raise LaunchError(
+            f"host {address} cannot be reached, perhaps for the jump host before it: {_words(error)}",
+            remedy=f"log in once with `ssh {address}`, which asks about the keys on the way",
+        ) from error
+    if key is None:
+        raise LaunchError(f"host {address} shows no key", remedy=f"see `ssh -v {address}`") from reason
+    if not accept_new and not ask(
+        f"Host {address} was never seen before. Its key is {key.get_fingerprint()}. Trust it?"
+    ):
+        raise LaunchError(
+            f"the key of host {address} is not known",
+            remedy=f"check it with `ssh {address}`, or use --accept-new to trust hosts never seen before",
+        ) from reason
+    entry = f"[{host}]:{port}" if port != 22 else host
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as known:
+        known.write(f"{entry} {key.export_public_key().decode().strip()}\n")
+
+
+def _is_known(file: Path, host: str, port: int) -> bool:
+    if not file.exists():
+        return False
+    try:
+        addresses = {str(row[4][0]) for row in socket.getaddrinfo(host, port)}
+    except OSError:
+        addresses = {""}
+    return any(
+        any(asyncssh.match_known_hosts(str(file), host, one, None if port == 22 else port)[:3]) for one in addresses
+    )
+
+
+def known_hosts_file() -> Path:
+    return Path.home() / ".ssh" / "known_hosts"
+
+
+def parts_of(address: str) -> tuple[str | None, str, int | None]:
+    """(user, host, port) of `user@host:port`."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        raise LaunchError(f"{address!r} is not a host", remedy="write host, user@host or user@host:port")
+    port = int(match["port"]) if match["port"] else None
+    return match["user"], match["host"].strip("[]"), port
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, asyncssh.SFTPFailure) and error.reason == "Failure":
+        return "the write failed, most likely because its disk is full"
+    if isinstance(error, asyncssh.Error):
+        return error.reason or type(error).__name__
+    return str(getattr(error, "strerror", None) or error)

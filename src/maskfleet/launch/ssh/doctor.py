@@ -1,0 +1,263 @@
+"""Is a cluster fit to train? Every host is asked at once, and each finding says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+import json
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from maskfleet.config.launch import SshLaunch
+from maskfleet.errors import LaunchError
+from maskfleet.launch.local.doctor import Verdict
+from maskfleet.launch.slots import hosts_of
+from maskfleet.launch.ssh import probe
+from maskfleet.launch.ssh.connect import Ask, Connection, ask_on_terminal, connect, parts_of
+from maskfleet.launch.supervise.commands import bare_address, bracketed
+from maskfleet.launch.supervise.job_files import Host
+from maskfleet.system.process import remote_line
+
+GIB = 2**30
+MIN_PYTHON = (3, 11)
+SKEW_S = 2.0
+REDUCE_S = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at, on one host or over all."""
+
+    host: str  # `all` for what concerns them together
+    name: str
+    verdict: Verdict
+    found: str
+    remedy: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a host said about itself, and when it was asked."""
+
+    host: Host
+    said: dict[str, Any]
+    skew_s: float
+
+
+def examine_cluster(launch: SshLaunch, *, data: str | None = None, ask: Ask = ask_on_terminal) -> list[Finding]:
+    """Look at every host of `launch`, alone and together; `data` is the folder of the data on them."""
+    return asyncio.run(_examine(launch, data, ask))
+
+
+async def _examine(launch: SshLaunch, data: str | None, ask: Ask) -> list[Finding]:
+    hosts = hosts_of(launch)
+    opened = await asyncio.gather(
+        *(connect(host.address, accept_new=launch.accept_new_host_keys, ask=ask) for host in hosts),
+        return_exceptions=True,
+    )
+    findings, good = [], []
+    for host, one in zip(hosts, opened, strict=True):
+        if isinstance(one, LaunchError):
+            findings.append(Finding(host.address, "login", Verdict.FAIL, one.what, one.remedy))
+        elif isinstance(one, BaseException):
+            raise one
+        else:
+            good.append((host, one))
+            findings.append(Finding(host.address, "login", Verdict.OK, "key and host key accepted"))
+    try:
+        return findings + await _examine_reached(launch, data, hosts, good)
+    finally:
+        for _, connection in good:
+            connection.close()
+
+
+async def _examine_reached(
+    launch: SshLaunch, data: str | None, hosts: list[Host], good: list[tuple[Host, Connection]]
+) -> list[Finding]:
+    root = launch.run_root.rstrip("/")
+    asked = {"what": "facts", "root": root, "port": launch.rendezvous_port, "data": data}
+    answers = await asyncio.gather(
+        *(_ask(launch, connection, asked | {"others": _others(hosts, host)}) for host, connection in good),
+        return_exceptions=True,
+    )
+    findings, facts = [], []
+    for (host, _), answer in zip(good, answers, strict=True):
+        if isinstance(answer, LaunchError):
+            findings.append(Finding(host.address, "python", Verdict.FAIL, answer.what, answer.remedy))
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            facts.append(Facts(host, answer[0], answer[1]))
+    for one in facts:
+        findings += judge_host(one, needs_data=data is not None)
+    findings += judge_together(facts)
+    able = [(host, connection) for host, connection in good if any(one.host == host for one in facts)]
+    if len(able) > 1:
+        findings.append(await _shared(launch, able))
+    if len(able) == len(hosts) and all(one.said["torch"] for one in facts):
+        findings.append(await _reduce(launch, able, hosts))
+    else:
+        findings.append(
+            Finding(
+                "all", "all-reduce", Verdict.FAIL, "not tried", "mend the hosts that fail first; all must have torch"
+            )
+        )
+    return findings
+
+
+def judge_host(facts: Facts, *, needs_data: bool) -> list[Finding]:
+    """Findings about one host."""
+    name, said = facts.host.address, facts.said
+    release = tuple(int(part) for part in said["python"].split(".")[:2])
+    rows: list[tuple[str, bool, Verdict, str, str]] = [
+        ("python", release >= MIN_PYTHON, Verdict.FAIL, said["python"], "install Python 3.11 or newer there"),
+        ("torch", said["torch"] is not None, Verdict.FAIL, str(said["torch"]), "pip install 'torch>=2.11' there"),
+        ("clock", abs(facts.skew_s) < SKEW_S, Verdict.FAIL, f"{facts.skew_s:+.1f} s", "start an NTP client there"),
+        ("port", said["port_free"], Verdict.WARN, "free" if said["port_free"] else "in use",
+         "end the earlier run, or choose another rendezvous_port"),
+        ("reach", not said["unreachable"], Verdict.FAIL,
+         f"does not reach {', '.join(said['unreachable'])}" if said["unreachable"] else "reaches all other hosts",
+         "open all TCP ports between the hosts, and let their names resolve on each of them"),
+        ("disk", said["disk_free"] > 10 * GIB, Verdict.WARN, f"{said['disk_free'] / GIB:.1f} GiB free",
+         "a run needs about 2 GiB, an environment 6: free some, or use another run_root"),
+        ("locks", said["locks"], Verdict.FAIL, "taken" if said["locks"] else "not taken by the folder of the runs",
+         "mount it with locks: Lustre with the option flock, NFS without nolock"),
+        ("write speed", said["write_mib_per_s"] > 20, Verdict.WARN, f"{said['write_mib_per_s']:.0f} MiB/s",
+         "checkpoints will be slow: use another file system or more throughput"),
+    ]  # fmt: skip
+    if said["shm_free"] is not None:
+        shm = said["shm_free"] / GIB
+        rows.append(("shared memory", shm > 1, Verdict.WARN, f"{shm:.1f} GiB free", "enlarge /dev/shm (--shm-size=8g)"))
+    if needs_data:
+        there = said["data"] is not None
+        rows.append(("data", there, Verdict.FAIL, said["data"] or "not there", "stage the data there"))
+    findings = [Finding(name, what, Verdict.OK if good else bad, found, "" if good else remedy)
+                for what, good, bad, found, remedy in rows]  # fmt: skip
+    return findings + _judge_gpus(facts)
+
+
+def _judge_gpus(facts: Facts) -> list[Finding]:
+    name, gpus = facts.host.address, facts.said["gpus"]
+    if not gpus:
+        return [
+            Finding(name, "gpu", Verdict.WARN, "none seen", "training works on the CPU, slowly; install the driver")
+        ]
+    findings = []
+    if len(gpus) < facts.host.slots:
+        what = f"{len(gpus)} GPUs for {facts.host.slots} slots"
+        findings.append(Finding(name, "gpus", Verdict.FAIL, what, "lower slots, or bring the missing GPUs back"))
+    for index, model, used, total, busy, errors, _ in gpus:
+        found = f"{model}, {used} of {total} MiB used, {busy} % busy, {errors} ECC errors"
+        if errors.isdigit() and int(errors) > 0:
+            findings.append(Finding(name, f"gpu {index}", Verdict.FAIL, found, "reset the GPU or replace the machine"))
+        elif float(used) > 500 or (busy.isdigit() and int(busy) > 5):
+            findings.append(Finding(name, f"gpu {index}", Verdict.WARN, found, "somebody uses it: see nvidia-smi"))
+        else:
+            findings.append(Finding(name, f"gpu {index}", Verdict.OK, found))
+    return findings
+
+
+def judge_together(facts: Sequence[Facts]) -> list[Finding]:
+    """Whether the hosts have the same versions, drivers and data."""
+    if len(facts) < 2:
+        return []
+    questions: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
+        ("same python", lambda said: ".".join(said["python"].split(".")[:2]), "use one version of Python"),
+        ("same torch", lambda said: said["torch"], "use one version of torch"),
+        ("same driver", lambda said: sorted({gpu[6] for gpu in said["gpus"]}), "install one driver version"),
+        ("same gpus", lambda said: sorted(gpu[1] for gpu in said["gpus"]), "the slowest GPU sets the pace"),
+        ("same data", lambda said: said["data"], "stage the same data on all hosts"),
+    ]
+    findings = []
+    for name, of, remedy in questions:
+        values = {one.host.address: of(one.said) for one in facts}
+        if len({str(value) for value in values.values()}) == 1:
+            findings.append(Finding("all", name, Verdict.OK, str(next(iter(values.values())) or "none")))
+        else:
+            told = ", ".join(f"{host}: {value}" for host, value in values.items())
+            verdict = Verdict.WARN if name == "same gpus" else Verdict.FAIL
+            findings.append(Finding("all", name, verdict, told, remedy))
+    return findings
+
+
+async def _shared(launch: SshLaunch, able: list[tuple[Host, Connection]]) -> Finding:
+    """A token written on the first host must be read on all."""
+    secret, root = secrets.token_hex(8), launch.run_root.rstrip("/")
+    first = able[0][1]
+    await _ask(launch, first, {"what": "token", "do": "write", "root": root, "token": secret})
+    read = await asyncio.gather(
+        *(_ask(launch, connection, {"what": "token", "do": "read", "root": root}) for _, connection in able)
+    )
+    await _ask(launch, first, {"what": "token", "do": "remove", "root": root})
+    blind = [host.address for (host, _), (answer, _) in zip(able, read, strict=True) if answer["token"] != secret]
+    if blind:
+        what = f"{root}: {', '.join(blind)} cannot read what {able[0][0].address} wrote"
+        return Finding("all", "shared folder", Verdict.FAIL, what, "mount one file system there on all hosts")
+    return Finding("all", "shared folder", Verdict.OK, f"{root} is the same on all hosts")
+
+
+async def _reduce(launch: SshLaunch, able: list[tuple[Host, Connection]], hosts: list[Host]) -> Finding:
+    addresses = await asyncio.gather(
+        *(_ask(launch, one, {"what": "address", "others": _others(hosts, host)}) for host, one in able)
+    )
+    first = addresses[0][0]["address"]
+    endpoint = f"{bracketed(first)}:{launch.rendezvous_port + 20}"
+    answers = await asyncio.gather(
+        *(
+            _ask(
+                launch,
+                connection,
+                {
+                    "what": "reduce",
+                    "nodes": len(able),
+                    "slots": host.slots,
+                    "endpoint": endpoint,
+                    "address": address["address"],
+                    "is_host": index == 0,
+                    "timeout_s": REDUCE_S,
+                },
+            )
+            for index, ((host, connection), (address, _)) in enumerate(zip(able, addresses, strict=True))
+        )
+    )
+    errors = [
+        f"{host.address}: {said['error']}"
+        for (host, _), (said, _) in zip(able, answers, strict=True)
+        if "error" in said
+    ]
+    measured = next((said for said, _ in answers if "gb_per_s" in said), None)
+    remedy = "open all TCP ports between the hosts; see whether their versions of torch are equal"
+    if errors or measured is None or not measured["right"]:
+        return Finding("all", "all-reduce", Verdict.FAIL, "; ".join(errors) or "a wrong sum", remedy)
+    return Finding("all", "all-reduce", Verdict.OK, f"{measured['ranks']} ranks, {measured['gb_per_s']:.2f} GB/s")
+
+
+async def _ask(launch: SshLaunch, connection: Connection, question: dict[str, Any]) -> tuple[dict[str, Any], float]:
+    """(answer of the probe on a host, seconds by which its clock is ahead of ours)."""
+    root = launch.run_root.rstrip("/")
+    place = f"{root}/.maskfleet-probe-{parts_of(connection.address)[1]}.py"
+    if question["what"] == "facts":
+        await connection.put(place, inspect.getsource(probe).encode())
+    python = f"{launch.environment.rstrip('/')}/bin/python" if launch.environment else launch.python
+    before = time.time()
+    done = await connection.run(remote_line([python, place, json.dumps(question)]), timeout_s=REDUCE_S + 15)
+    if done.code != 0:
+        said = (done.err.strip() or done.out.strip() or f"code {done.code}").splitlines()[-1]
+        raise LaunchError(
+            f"host {connection.address}: {said}", remedy="install Python 3.11 or newer there, and see run_root"
+        )
+    answer = json.loads(done.out.strip().splitlines()[-1])
+    now = float(answer.get("time", before))
+    ahead = max(0.0, now - time.time()) + min(0.0, now - before)  # what the time of the question cannot explain
+    return answer, ahead
+
+
+def _others(hosts: list[Host], own: Host) -> list[tuple[str, int]]:
+    return [(bare_address(host.address), parts_of(host.address)[2] or 22) for host in hosts if host != own]

@@ -1,0 +1,121 @@
+"""How torchrun or mpirun starts the ranks of a job: arguments and environment, as lists."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from maskfleet.launch.supervise.job_files import Endpoint, Host, Job
+from maskfleet.launch.supervise.processes import MARK, mark_of
+
+PORTS = 16  # a new rendezvous takes the next of so many ports: the one before may still linger on its own
+JOIN_S = 600  # that long the hosts that are left wait for enough others
+LOCK_S = 180  # a file server takes a minute or two to give the locks of a dead machine away
+SAVE_S = 60  # that long a rank may take to save after SIGTERM
+_SIOCGIFADDR = 0x8915
+
+
+def environment(job: Job, run_dir: Path, index: int, base: Mapping[str, str]) -> dict[str, str]:
+    """Of every process of the job on host `index`."""
+    env = {**base, "PYTHONUNBUFFERED": "1", **job.env, MARK: mark_of(run_dir)}
+    env["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "[rank${rank}]: "
+    # torchrun would keep one store for all attempts, in which the ranks of a new one find the addresses of dead ones.
+    env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    if len(job.hosts) > 1:
+        interface = interface_towards(job, index)
+        if interface is not None:
+            env.setdefault("GLOO_SOCKET_IFNAME", interface)
+            env.setdefault("NCCL_SOCKET_IFNAME", interface)
+    return env
+
+
+def train_command(run_dir: Path) -> list[str]:
+    """What every rank is; that of a lost host may hold the run directory until its file server has given it up."""
+    return ["-m", "maskfleet", "train", str(run_dir), "--wait", str(LOCK_S)]
+
+
+def torchrun(job: Job, run_dir: Path, logs: Path, *, index: int, endpoint: Endpoint) -> list[str]:
+    """torchrun for host `index`, which meets the others at `endpoint`."""
+    argv = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={job.hosts[index].slots}"]
+    argv += [f"--max-restarts={job.max_restarts}", f"--log-dir={logs}", "--tee=3", f"--shutdown-timeout={SAVE_S}"]
+    if len(job.hosts) == 1:
+        argv.append("--standalone")
+    else:
+        is_host = "true" if index == endpoint.host else "false"
+        argv += [
+            f"--nnodes={job.min_nodes}:{len(job.hosts)}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-id={job.name}-{endpoint.generation}",
+            f"--rdzv-endpoint={bracketed(endpoint.address)}:{port_of(job, endpoint.generation)}",
+            f"--rdzv-conf=is_host={is_host},join_timeout={JOIN_S},last_call_timeout=10,read_timeout=30",
+            f"--local-addr={local_address(job, index)}",
+        ]
+    return [*argv, *train_command(run_dir)]
+
+
+def mpirun(job: Job, run_dir: Path, logs: Path, *, hosts: Mapping[int, str], generation: int) -> list[str]:
+    """Open MPI's mpirun over `hosts`, index to address, from the first of them."""
+    hostfile = logs / "hostfile"
+    hostfile.write_text("".join(f"{address} slots={job.hosts[index].slots}\n" for index, address in hosts.items()))
+    slots = sum(job.hosts[index].slots for index in hosts)
+    first = next(iter(hosts.values()))
+    passed = ["PATH", "PYTHONUNBUFFERED", *sorted(job.env)]
+    argv = ["mpirun", "--hostfile", str(hostfile), "-np", str(slots), "--bind-to", "none", "--map-by", "slot"]
+    argv += ["--tag-output", "--output-filename", str(logs), "--mca", "plm_rsh_no_tree_spawn", "1"]
+    argv += ["--mca", "plm_rsh_args", "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5"]
+    argv += ["--mca", "orte_launch_agent", f"env {MARK}={mark_of(run_dir)} orted"]
+    argv += ["--mca", "btl", "tcp,self"]
+    argv += ["-x", f"MASTER_ADDR={first}", "-x", f"MASTER_PORT={port_of(job, generation)}"]
+    for name in passed:
+        argv += ["-x", name]
+    return [*argv, sys.executable, "-m", "maskfleet.launch.supervise.rank", str(run_dir)]
+
+
+def port_of(job: Job, generation: int) -> int:
+    """Port of the `generation`-th rendezvous."""
+    return job.port + generation % PORTS
+
+
+def bare_address(address: str) -> str:
+    """`user@host:port` without user and SSH port."""
+    host = address.rpartition("@")[2]
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0] if host.count(":") == 1 else host
+
+
+def bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def local_address(job: Job, index: int) -> str:
+    """The address of this host `index` as the others see it: the one from which it would reach them."""
+    others: list[Host] = [host for number, host in enumerate(job.hosts) if number != index]
+    for other in others:
+        try:
+            family, kind, _, _, target = socket.getaddrinfo(bare_address(other.address), 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.connect(target)  # a datagram socket: chooses a route, sends nothing
+                return str(probe.getsockname()[0])
+        except OSError:
+            continue  # this name does not resolve, or there is no route; another may
+    return bare_address(job.hosts[index].address)
+
+
+def interface_towards(job: Job, index: int) -> str | None:
+    """Name of the network interface that has this host's address towards the others; None where it cannot be told."""
+    address = local_address(job, index)
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", os.fsencode(name)[:15]))
+            except OSError:
+                continue  # an interface without an IPv4 address
+        if socket.inet_ntoa(answer[20:24]) == address:
+            return name
+    return None

@@ -1,0 +1,100 @@
+"""Every process of a job on this host, found by a mark in its environment, and the end of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from pathlib import Path
+
+MARK = "MASKFLEET_JOB"
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def mark_of(run_dir: Path) -> str:
+    """What marks the processes of the job in `run_dir`; plain letters, since it passes through many hands."""
+    return hashlib.sha256(str(run_dir).encode()).hexdigest()[:20]
+
+
+def marked(mark: str) -> list[int]:
+    """Ids of the processes that carry `mark`, this one and its parents aside."""
+    wanted = f"{MARK}={mark}".encode()
+    mine = _ancestry()
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) not in mine and wanted in _environment(folder).split(b"\0"):
+            found.append(int(folder.name))
+    return sorted(found)
+
+
+def ranks_of(pids: list[int]) -> list[int]:
+    """Those of `pids` that are ranks, by torchrun's or mpirun's own variables."""
+    return [pid for pid in pids if _is_rank(_environment(Path("/proc") / str(pid)))]
+
+
+def wrappers_of(pids: list[int]) -> list[int]:
+    """Those of `pids` that hold a rank under mpirun (rank.py)."""
+    return [
+        pid
+        for pid in pids
+        if b"maskfleet.launch.supervise.rank" in _read(Path("/proc") / str(pid) / "cmdline").split(b"\0")
+    ]
+
+
+def age_s(pid: int) -> float | None:
+    """Seconds since the process began; None once it is gone."""
+    try:
+        fields = (Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return uptime - int(fields[19]) / _TICKS
+
+
+def end(pids: list[int], *, number: signal.Signals = signal.SIGKILL) -> None:
+    """Send `number` to each; those that are gone already are no trouble."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def sweep(mark: str, *, patience_s: float = 10) -> list[int]:
+    """Kill what carries `mark` until nothing does; the answer is what withstood, such as a process in a dead disk."""
+    deadline = time.monotonic() + patience_s
+    while left := marked(mark):
+        if time.monotonic() > deadline:
+            return left
+        end(left)
+        time.sleep(0.05)
+    return []
+
+
+def _is_rank(environment: bytes) -> bool:
+    names = {entry.partition(b"=")[0] for entry in environment.split(b"\0")}
+    return b"LOCAL_RANK" in names or b"OMPI_COMM_WORLD_RANK" in names
+
+
+def _environment(folder: Path) -> bytes:
+    state = _read(folder / "stat").rpartition(b")")[2].split()
+    return b"" if not state or state[0] == b"Z" else _read(folder / "environ")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return b""  # gone, or another user's and so none of ours
+
+
+def _ancestry() -> set[int]:
+    pids, pid = set(), os.getpid()
+    while pid > 0:
+        pids.add(pid)
+        try:
+            pid = int((Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            break  # it has just ended, as the command does that detached this process
+    return pids

@@ -1,0 +1,60 @@
+"""One rank under mpirun: finds its host's network interface, starts the trainer, and lets it save before it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+
+from maskfleet.launch.supervise.commands import bare_address, environment, local_address, train_command
+from maskfleet.launch.supervise.job_files import Job, JobFolder
+
+STOPS = (signal.SIGTERM, signal.SIGINT)
+STOPPED = "stopped"  # file in the host's folder: its rank was asked to stop, and saved
+
+
+def own_index(job: Job) -> int:
+    """Which host of the job this is."""
+    for index, host in enumerate(job.hosts):
+        if len(job.hosts) == 1 or local_address(job, index) == _resolved(bare_address(host.address)):
+            return index
+    return 0
+
+
+def _resolved(name: str) -> str:
+    try:
+        return str(socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0][4][0])
+    except OSError:
+        return name
+
+
+def main() -> int:
+    run_dir = Path(sys.argv[1])
+    folder = JobFolder(run_dir)
+    job = folder.job()
+    index = own_index(job)
+    trainer = subprocess.Popen(
+        [sys.executable, *train_command(run_dir)], env=environment(job, run_dir, index, os.environ)
+    )
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one would keep the trainer from saving
+        trainer.send_signal(number)
+
+    for number in STOPS:
+        signal.signal(number, pass_on)
+    code = trainer.wait()
+    if code in [128 + number for number in STOPS]:
+        # mpirun would kill the ranks that still save if this one ended with anything but 0.
+        folder.host(index).mkdir(parents=True, exist_ok=True)
+        (folder.host(index) / STOPPED).touch()
+        return 0
+    return 128 - code if code < 0 else code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

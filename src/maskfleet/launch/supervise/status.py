@@ -1,0 +1,198 @@
+"""What a job's folder tells, asked on a machine that sees it: status, logs, and the few things done to it there.
+
+On hosts it runs as `RUN_DIR/launch/remote status`, so that whoever asks needs to know nothing but the handle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from maskfleet.errors import MaskfleetError
+from maskfleet.launch.job import HostStatus, JobState, JobStatus
+from maskfleet.launch.supervise.job_files import JobFolder, locked
+from maskfleet.launch.supervise.processes import mark_of, sweep
+
+SILENT_S = 40.0  # between machines, whose clocks may differ a little
+BEGIN_S = 120.0  # after that nobody is expected to begin any more
+POLL_S = 0.3
+CLOSING_S = 40.0  # that long after the end a host may take to end its ranks and write its last lines
+_RANK = re.compile(r"^\S+ \[rank(\d+)\]: ?")
+
+
+def status_of(run_dir: Path, *, now: float | None = None) -> JobStatus:
+    """State of the job in `run_dir` as its files tell it."""
+    folder = JobFolder(run_dir)
+    if not (folder.path / "job.json").exists():
+        return JobStatus(JobState.UNKNOWN, f"there is no job in {run_dir}")
+    now = time.time() if now is None else now
+    job, outcome = folder.job(), folder.outcome()
+    beats = [folder.beat(index) for index in range(len(job.hosts))]
+    lost = {index for beat in beats if beat is not None and now - beat.time < SILENT_S for index in beat.lost}
+    hosts, restarts, alive = [], 0, 0
+    for index, (host, beat) in enumerate(zip(job.hosts, beats, strict=True)):
+        if beat is None:
+            hosts.append(HostStatus(host.address, "not started"))
+            continue
+        silent = now - beat.time
+        is_alive = silent < SILENT_S and index not in lost and beat.state != "left"
+        alive += is_alive
+        state = beat.state if is_alive or outcome is not None or beat.state == "left" else "lost"
+        hosts.append(HostStatus(host.address, state, "" if is_alive else f"last sign of life {silent:.0f} s ago"))
+        restarts = max(restarts, _restarts(folder, index))
+    if outcome is not None:
+        state, detail, code = JobState(outcome["state"]), str(outcome["why"]), int(outcome["exit_code"])
+    elif alive:
+        out = len(job.hosts) - alive
+        state, code = JobState.RUNNING, None
+        detail = f"goes on with {alive} of {len(job.hosts)} hosts" if out else ""
+    elif any(beat is not None for beat in beats):
+        state, detail, code = JobState.LOST, "no host of the job gives a sign of life; launch it again to go on", None
+    elif now - (folder.path / "job.json").stat().st_mtime > BEGIN_S:
+        state, detail, code = JobState.LOST, "no host has begun; see launch/host-*/supervisor.log", None
+    else:
+        state, detail, code = JobState.PENDING, "no host has begun yet", None
+    return JobStatus(state, detail, folder.last_step(), code, restarts, tuple(hosts), tuple(folder.events()))
+
+
+def _restarts(folder: JobFolder, index: int) -> int:
+    """How often the ranks of a host were started again since the job was launched.
+
+    Told by the folders of each generation, and those that torchrun makes there for each attempt.
+    """
+    launched_at = (folder.path / "job.json").stat().st_mtime
+    attempts = 0
+    for generation in folder.host(index).glob("ranks-*"):
+        if generation.stat().st_mtime >= launched_at:
+            tries = list(generation.glob("*/attempt_*"))
+            attempts += sum(one.stat().st_mtime >= launched_at for one in tries) if tries else 1
+    return max(0, attempts - 1)
+
+
+def log_lines(
+    run_dir: Path, *, follow: bool = False, rank: int | None = None, after: str = "", stamped: bool = False
+) -> Iterator[str]:
+    """Lines of all hosts in the order of their stamps; with `follow`, until the job is over."""
+    folder = JobFolder(run_dir)
+    offsets: dict[Path, int] = {}
+    ended: float | None = None
+    while True:
+        status = status_of(run_dir)  # before reading: what is written until then is read
+        ended = (ended or time.monotonic()) if status.state.is_final else None
+        is_over = ended is not None and (not _has_more_to_say(status) or time.monotonic() - ended > CLOSING_S)
+        batch = [line for file in sorted(folder.path.glob("host-*/output.log")) for line in _new_lines(file, offsets)]
+        for line in sorted(batch, key=lambda text: text[:27]):
+            if line[:27] > after and _is_wanted(line, rank):
+                yield line if stamped else line[28:]
+        if not follow or is_over:
+            return
+        time.sleep(POLL_S)
+
+
+def await_close(run_dir: Path) -> None:
+    """Wait until the hosts of a job that is over have closed it, and nobody writes into its folder any more."""
+    ended = time.monotonic()
+    while time.monotonic() - ended < CLOSING_S:
+        status = status_of(run_dir)
+        if not (status.state.is_final and _has_more_to_say(status)):
+            return
+        time.sleep(POLL_S)
+
+
+def _has_more_to_say(status: JobStatus) -> bool:
+    """Whether a host that is alive has yet to close a job: its outcome is written before its last lines are."""
+    return any(not host.detail and host.state in ("starting", "running", "waiting") for host in status.hosts)
+
+
+def _new_lines(file: Path, offsets: dict[Path, int]) -> list[str]:
+    with file.open("rb") as source:
+        source.seek(offsets.get(file, 0))
+        data = source.read()
+    whole = data.rfind(b"\n") + 1
+    offsets[file] = offsets.get(file, 0) + whole
+    return data[:whole].decode("utf-8", "replace").splitlines()
+
+
+def _is_wanted(line: str, rank: int | None) -> bool:
+    if rank is None:
+        return True
+    match = _RANK.match(line)
+    return match is not None and int(match[1]) == rank
+
+
+def start(run_dir: Path, index: int) -> None:
+    """Start the supervisor of host `index` in a session of its own; where there is one already, nothing happens."""
+    folder = JobFolder(run_dir)
+    folder.host(index).mkdir(parents=True, exist_ok=True)
+    with (folder.host(index) / "supervisor.log").open("ab") as log:
+        subprocess.Popen(
+            [sys.executable, "-m", "maskfleet.launch.supervise.supervisor", str(run_dir), str(index)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def stop(run_dir: Path, index: int, *, patience_s: float = 90) -> list[int]:
+    """Wait until host `index` has stopped after a wish to cancel, then kill what is left; the answer withstood."""
+    own = JobFolder(run_dir).host(index)
+    own.mkdir(parents=True, exist_ok=True)
+    with (own / "lock").open("w") as lock:
+        locked(lock, within_s=patience_s)
+        left = sweep(mark_of(run_dir))
+    JobFolder(run_dir).write_outcome("cancelled", 143)
+    return left
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="remote")
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("what", choices=("status", "logs", "explain", "place", "start", "cancel", "stop"))
+    parser.add_argument("index", type=int, nargs="?", default=0)
+    parser.add_argument("--follow", action="store_true")
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--after", default="")
+    asked = parser.parse_args(arguments)
+    try:
+        return _answer(asked)
+    except MaskfleetError as error:
+        print(error, file=sys.stderr)
+        return 3  # not 2: so shells say that there is no such script, and so no such job
+
+
+def _answer(asked: argparse.Namespace) -> int:
+    match asked.what:
+        case "status":
+            print(json.dumps(status_of(asked.run_dir).as_json()))
+        case "logs":
+            for line in log_lines(asked.run_dir, follow=asked.follow, rank=asked.rank, after=asked.after, stamped=True):
+                print(line, flush=True)
+        case "explain":
+            from maskfleet.launch.explain import explain_job
+
+            print(explain_job(asked.run_dir))
+        case "place":
+            from maskfleet.launch.supervise.prepare import place_incoming
+
+            place_incoming(asked.run_dir)
+        case "start":
+            start(asked.run_dir, asked.index)
+        case "cancel":
+            JobFolder(asked.run_dir).ask_cancel()
+        case "stop":
+            left = stop(asked.run_dir, asked.index)
+            if left:
+                print(f"processes {left} cannot be killed", file=sys.stderr)
+                return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

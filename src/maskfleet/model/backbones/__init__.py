@@ -1,0 +1,1 @@
+"""Backbones: each is a module with its channels and strides."""

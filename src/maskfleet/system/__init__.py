@@ -1,0 +1,1 @@
+"""The only code that touches the machine: files, locks, processes, AWS and Kubernetes clients."""

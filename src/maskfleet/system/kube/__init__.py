@@ -1,0 +1,1 @@
+"""The Kubernetes API: client, exec and port-forward."""

@@ -1,0 +1,1 @@
+"""What a run reports: metrics, TensorBoard, the live view and the final report."""

@@ -1,0 +1,264 @@
+"""The live view of a run in a terminal; without a terminal, the lines of the log say it all."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from maskfleet.log import IS_METRICS, console_replaced, duration_text, logger
+from maskfleet.training.output.metrics import TOTAL
+
+REFRESHES_PER_S = 4
+WIDE = 100  # columns from which on facts stand beside the losses instead of below
+SPARK_WIDTH = 24
+SPARKS = "▁▂▃▄▅▆▇█"
+RATE_WINDOW_S = 60.0  # the time left goes by the speed of the last minute
+KINDS = {"box AP": "mAP(bbox)", "mask AP": "mAP(segm)"}
+
+
+class View:
+    """What a run is doing, redrawn a few times a second by its own thread while the `with` block lasts.
+
+    `enabled` None means: if standard error is a terminal. Not enabled, a view does nothing but pass messages on.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        start_step: int,
+        *,
+        enabled: bool | None = None,
+        title: str = "training",
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        usable = self._console.is_terminal and not self._console.is_dumb_terminal
+        self.enabled = usable if enabled is None else enabled
+        self._total_steps = total_steps
+        self._step = start_step
+        self._title = title
+        self._clock = clock
+        self._samples: deque[tuple[float, int]] = deque()  # (moment, step) of the last minute
+        self._values: dict[str, float] = {}
+        self._measured: tuple[float, int] = (math.nan, start_step)  # moment and step of the newest metrics
+        self._step_s = math.nan  # time of one step, on average, before the newest metrics
+        self._history: dict[str, list[float]] = {}  # of each loss term
+        self._scores: dict[str, float] = {}
+        self._best: dict[str, tuple[float, int]] = {}  # AP and step, by kind
+        self._saved: tuple[int, float] | None = None  # step and moment of the newest checkpoint
+        self._doing = ""
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._measured = (self._clock(), self._step)
+        self._samples.append(self._measured)
+        if self.enabled:
+            self._open.enter_context(console_replaced(_Above(self._console)))
+            self._open.enter_context(
+                Live(get_renderable=self.render, console=self._console, refresh_per_second=REFRESHES_PER_S)
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def step(self, step: int) -> None:
+        """Step `step` is done; costs next to nothing."""
+        self._step = step
+        now = self._clock()
+        if now - self._samples[-1][0] >= 1.0:
+            self._samples.append((now, step))
+            while len(self._samples) > 2 and now - self._samples[0][0] > RATE_WINDOW_S:
+                self._samples.popleft()
+
+    def metrics(self, values: Mapping[str, float]) -> None:
+        """Show what `Metrics.write` gave back."""
+        since, step = self._measured
+        self._measured = (self._clock(), self._step)
+        self._step_s = (self._measured[0] - since) / max(self._step - step, 1)
+        for name in _loss_names(values):
+            self._history.setdefault(name, []).append(values[name])
+        self._values = dict(values)
+
+    def evaluation(self, scores: Mapping[str, float], *, step: int | None = None) -> None:
+        """Show the scores of an evaluation, by the names of the log, after `step` or else the current one."""
+        self._measured = (self._clock(), self._step)  # what an evaluation takes is not the next step's time
+        self._scores = dict(scores)
+        for kind, name in KINDS.items():
+            ap = scores.get(f"{name}/IoU=0.5:0.95", -1.0)
+            if ap > self._best.get(kind, (-1.0, 0))[0]:
+                self._best[kind] = (ap, self._step if step is None else step)
+
+    def saved(self, step: int) -> None:
+        """A checkpoint of `step` is on the disk."""
+        self._saved = (step, self._clock())
+
+    def doing(self, what: str) -> None:
+        """Show what takes the time between two steps, such as an evaluation; empty when it is over."""
+        self._doing = what
+
+    def message(self, text: str) -> None:
+        """Say `text` above the display and in the log."""
+        logger.info("%s", text)
+
+    def render(self) -> RenderableType:
+        """The display as it stands."""
+        body: list[RenderableType] = [self._progress(), Text()]
+        if self._console.width >= WIDE:
+            sides = Table.grid(expand=True, padding=(0, 2))
+            sides.add_column(ratio=1)
+            sides.add_column()
+            sides.add_row(self._losses(), self._facts())
+            body.append(sides)
+        else:
+            body += [self._losses(), Text(), self._facts()]
+        return Panel(Group(*body), title=Text(self._title, "bold"), title_align="left", border_style="cyan")
+
+    def _progress(self) -> RenderableType:
+        share = self._step / self._total_steps if self._total_steps else 1.0
+        row = Table.grid(expand=True, padding=(0, 1))
+        row.add_column(ratio=1)
+        row.add_column(justify="right")
+        count = f"{self._step:,} / {self._total_steps:,} steps"
+        done = Text.assemble((count, "bold"), (f"  {share:.1%}  ", "cyan"), self._time_left())
+        row.add_row(ProgressBar(total=max(self._total_steps, 1), completed=self._step), done)
+        return row
+
+    def _time_left(self) -> str:
+        if self._doing:
+            return self._doing
+        if self._step >= self._total_steps:
+            return "done"
+        (start, first), (_, last) = self._samples[0], self._samples[-1]
+        if last == first:
+            return "measuring speed"
+        # To now, not to the last sample: while steps are slow to come, the time left grows instead of standing still.
+        steps_per_s = (last - first) / (self._clock() - start)
+        return f"{duration_text((self._total_steps - self._step) / steps_per_s)} left"
+
+    def _losses(self) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True)
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        if not self._values:
+            table.add_row(Text("losses follow with the first metrics", "dim"))
+        for name in _loss_names(self._values):
+            history = self._history[name]
+            style = "bold" if name == TOTAL else ""
+            value = Text(f"{self._values[name]:.4f}", style if math.isfinite(self._values[name]) else "bold red")
+            table.add_row(Text(name, style), value, Text(sparkline(history, SPARK_WIDTH), "cyan"), trend(history))
+        return table
+
+    def _facts(self) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(no_wrap=True)
+        for name, text in self._speed_facts() + self._score_facts():
+            table.add_row(name, text)
+        if self._saved is not None:
+            step, moment = self._saved
+            table.add_row("checkpoint", f"step {step:,}, {duration_text(self._clock() - moment)} ago")
+        return table
+
+    def _speed_facts(self) -> list[tuple[str, Text]]:
+        values = self._values
+        facts = []
+        if "epoch" in values:
+            facts.append(("epoch", Text(f"{values['epoch']:g}")))
+        if "learning_rate" in values:
+            facts.append(("learning rate", Text(f"{values['learning_rate']:.3g}")))
+        if "images_per_s" in values:
+            facts.append(("speed", Text(f"{values['images_per_s']:.1f} images/s")))
+        if "data_wait_s" in values and self._step_s > 0:
+            share = min(values["data_wait_s"] / self._step_s, 1.0)
+            facts.append(("waiting for data", Text(f"{share:.0%}", "yellow" if share > 0.1 else "")))
+        for name, label in (("memory_mib", "memory"), ("host_memory_mib", "host memory")):
+            if name in values:
+                facts.append((label, Text(_memory_text(values[name]))))
+        return facts
+
+    def _score_facts(self) -> list[tuple[str, Text]]:
+        facts = []
+        for kind, name in KINDS.items():
+            ap = self._scores.get(f"{name}/IoU=0.5:0.95")
+            if ap is not None:
+                best, step = self._best.get(kind, (ap, self._step))
+                text = Text.assemble((_score_text(ap), "bold"), f"  best {_score_text(best)} at step {step:,}")
+                facts.append((kind, text))
+            ap50 = self._scores.get(f"{name}/IoU=0.5")
+            if ap50 is not None:
+                facts.append((f"{kind}50", Text(_score_text(ap50))))
+        return facts
+
+
+class _Above(logging.Handler):
+    """Prints log records above the display; metric lines are left to the file, for the display shows their content."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, IS_METRICS, False):
+            return
+        style = "bold red" if record.levelno >= logging.ERROR else "yellow" if record.levelno >= logging.WARNING else ""
+        moment = time.strftime("%H:%M:%S ", time.localtime(record.created))
+        self._console.print(Text.assemble((moment, "dim"), (self.format(record), style)))
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """`values` as at most `width` bars, each the mean of its stretch, from the lowest to the highest."""
+    known = [value for value in values if math.isfinite(value)]
+    columns = min(width, len(known))
+    if columns == 0:
+        return ""
+    edges = [round(column * len(known) / columns) for column in range(columns + 1)]
+    means = [sum(known[start:stop]) / (stop - start) for start, stop in pairwise(edges)]
+    low, high = min(means), max(means)
+    if high <= low:
+        return SPARKS[0] * columns
+    return "".join(SPARKS[min(int((mean - low) / (high - low) * len(SPARKS)), len(SPARKS) - 1)] for mean in means)
+
+
+def trend(values: Sequence[float]) -> Text:
+    """Whether the last tenth of `values` is below, above or within 1% of the tenth before."""
+    length = max(len(values) // 10, 1)
+    if len(values) < 2 * length:
+        return Text()
+    last, before = sum(values[-length:]), sum(values[-2 * length : -length])
+    if not math.isfinite(last - before) or abs(last - before) <= 0.01 * abs(before):
+        return Text("→", "dim")
+    return Text("↓", "green") if last < before else Text("↑", "yellow")
+
+
+def _loss_names(values: Mapping[str, float]) -> list[str]:
+    """The total and the terms of the loss; not the shares of single pyramid levels."""
+    terms = [name for name in values if name.endswith("_loss") and "/level" not in name]
+    return [TOTAL, *terms] if TOTAL in values else terms
+
+
+def _score_text(score: float) -> str:
+    return f"{100 * score:.1f}" if score >= 0 else "–"
+
+
+def _memory_text(mib: float) -> str:
+    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.0f} MiB"

@@ -1,0 +1,1 @@
+"""One training step: eager, or compiled and recorded as a CUDA graph."""

@@ -1,0 +1,118 @@
+"""One training step, eagerly: forward, backward, and the update when it is due."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from maskfleet.batch import Batch
+from maskfleet.errors import TrainingError
+from maskfleet.model.mask_rcnn import MaskRCNN
+from maskfleet.training.optim import gradient_norm, set_lr, trainable
+from maskfleet.training.step.precision import Precision
+
+Scalars = dict[str, Tensor]
+
+# torch 2.13 has another name for it.
+_DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
+_BUFFERS_STAY: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers": False
+}
+
+
+class TrainStep(nn.Module):
+    """The model seen as a function of a batch, with or without metrics, so that DDP can wrap it."""
+
+    def __init__(self, model: MaskRCNN) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch, with_metrics: bool) -> tuple[Scalars, Scalars]:
+        if with_metrics:
+            return self.model.losses_and_metrics(batch)
+        return self.model.losses(batch), {}
+
+
+class StepRunner:
+    """Moves the weights of one rank, in step with the others."""
+
+    def __init__(
+        self,
+        model: MaskRCNN,
+        optimizer: torch.optim.SGD,
+        *,
+        precision: Precision,
+        gradient_clip: float,
+        steps_per_update: int,
+        world_size: int,
+    ) -> None:
+        self.optimizer = optimizer
+        self.precision = precision
+        self.gradient_clip = gradient_clip
+        self.steps_per_update = steps_per_update
+        self._parameters = list(trainable(model).values())
+        self._module: nn.Module = TrainStep(model)
+        if world_size > 1:
+            device = precision.device
+            self._module = DistributedDataParallel(
+                self._module,
+                device_ids=[device] if device.type == "cuda" else None,
+                gradient_as_bucket_view=True,
+                **_BUFFERS_STAY,  # they are frozen, or reduced over the ranks by SyncBN itself
+            )
+
+    def step(self, batch: Batch, *, lr: float, update: bool, with_metrics: bool) -> tuple[Scalars, Scalars]:
+        """Losses and metrics of `batch`; with `update`, the weights move by all gradients since the last update."""
+        scaler = self.precision.scaler
+        with self._exchanging_gradients(update):
+            with self.precision.autocast():
+                losses, metrics = self._module(batch, with_metrics)
+            total = torch.stack(list(losses.values())).sum()
+            _refuse_nonfinite(total, losses, batch)
+            scaler.scale(total / self.steps_per_update).backward()  # type: ignore[no-untyped-call]
+        if update:
+            self._update(lr, batch)
+        return losses, metrics
+
+    def _update(self, lr: float, batch: Batch) -> None:
+        scaler = self.precision.scaler
+        scaler.unscale_(self.optimizer)
+        norm = gradient_norm(self._parameters)
+        if not scaler.is_enabled():  # fp16 overflows now and then, and its scaler skips the step
+            _refuse_nonfinite(norm, {"gradient norm": norm}, batch)
+        if self.gradient_clip > 0:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self.gradient_clip, norm)
+        set_lr(self.optimizer, lr)
+        scaler.step(self.optimizer)
+        scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @contextlib.contextmanager
+    def _exchanging_gradients(self, update: bool) -> Iterator[None]:
+        """Between updates DDP keeps the gradients to itself."""
+        if update or not isinstance(self._module, DistributedDataParallel):
+            yield
+        else:
+            with self._module.no_sync():
+                yield
+
+
+def _refuse_nonfinite(value: Tensor, terms: Scalars, batch: Batch) -> None:
+    """Stop before the weights are spoilt."""
+    if bool(torch.isfinite(value)):
+        return
+    numbers = {name: float(term.detach()) for name, term in terms.items()}
+    bad = ", ".join(f"{name} = {number:g}" for name, number in numbers.items() if not math.isfinite(number))
+    images = ", ".join(str(image) for image in batch.image_ids.tolist())
+    raise TrainingError(
+        f"the loss is not a finite number ({bad or 'the sum overflows'}) on images {images}; the weights are unchanged",
+        remedy="look at these images with `maskfleet data inspect`; if they are fine, lower train.base_lr, lengthen "
+        "train.warmup_steps, or set train.gradient_clip",
+    )

@@ -1,0 +1,255 @@
+"""The parts of the recorded step that a CPU can run; and, on a GPU, the whole of it against the eager one."""
+
+from __future__ import annotations
+
+import golden
+import pytest
+import small
+import torch
+from torch import Tensor, nn
+
+from maskfleet.batch import Batch, Images, Outlines, Targets
+from maskfleet.config.model import ModelConfig
+from maskfleet.config.run import TrainConfig
+from maskfleet.model.mask_rcnn import MaskRCNN
+from maskfleet.training.optim import build_optimizer
+from maskfleet.training.step.buffers import Capacity, empty_batch, fill
+from maskfleet.training.step.compiled import CompiledStepRunner, keep_compiled_code, make_step_runner
+from maskfleet.training.step.eager import StepRunner
+from maskfleet.training.step.precision import precision_for
+from maskfleet.training.step.update import Update
+
+CPU = torch.device("cpu")
+
+
+def some_batch(num_objects: int, num_edges: int, *, start: int = 1) -> Batch:
+    """Two images whose every number is different."""
+    numbers = iter(range(start, 100_000))
+
+    def filled(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.tensor([next(numbers) for _ in range(torch.Size(shape).numel())], dtype=dtype).reshape(shape)
+
+    return Batch(
+        Images(filled(2, 3, 4, 6), filled(2, 2, dtype=torch.int64)),
+        Targets(
+            boxes=filled(2, num_objects, 4),
+            labels=filled(2, num_objects, dtype=torch.int64),
+            valid=torch.ones(2, num_objects, dtype=torch.bool),
+            crowd_boxes=torch.zeros(2, 0, 4),
+            crowd_valid=torch.zeros(2, 0, dtype=torch.bool),
+            outlines=Outlines(
+                edges=filled(2, num_edges, 4),
+                part=filled(2, num_edges, dtype=torch.int32),
+                start=filled(2, num_objects, dtype=torch.int32),
+                count=filled(2, num_objects, dtype=torch.int32),
+                max_count=num_edges,
+                max_parts=2,
+            ),
+        ),
+        seeds=filled(2, dtype=torch.int64),
+        image_ids=filled(2, dtype=torch.int64),
+    )
+
+
+def test_places_hold_the_last_batch_and_padding_behind_it() -> None:
+    places = empty_batch(some_batch(5, 7), Capacity(objects=8, edges=16))
+    fill(places, some_batch(5, 7))
+    smaller = some_batch(3, 4, start=5000)
+    fill(places, smaller)
+    assert torch.equal(places.images.pixels, smaller.images.pixels)
+    assert torch.equal(places.seeds, smaller.seeds)
+    assert torch.equal(places.targets.boxes[:, :3], smaller.targets.boxes)
+    assert not places.targets.boxes[:, 3:].any()
+    assert places.targets.valid.tolist() == [[True] * 3 + [False] * 5] * 2
+    assert places.targets.outlines is not None
+    assert smaller.targets.outlines is not None
+    assert torch.equal(places.targets.outlines.edges[:, :4], smaller.targets.outlines.edges)
+    assert torch.equal(places.targets.outlines.count[:, :3], smaller.targets.outlines.count)
+    assert not places.targets.outlines.count[:, 3:].any()
+
+
+def test_capacity_doubles_only_where_a_batch_does_not_fit() -> None:
+    capacity = Capacity(objects=4, edges=64, parts=32)
+    assert capacity.with_room_for(some_batch(4, 64).targets) == capacity
+    grown = capacity.with_room_for(some_batch(5, 65).targets)
+    assert grown == Capacity(objects=8, edges=128, parts=32)
+
+
+class Line(nn.Module):
+    """Weights of two shapes, whose gradients we set by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kernel = nn.Parameter(torch.randn(3, 4))
+        self.bias = nn.Parameter(torch.randn(3))
+
+
+def two_lines(clip: float) -> tuple[Line, torch.optim.SGD, Line, Update]:
+    plain, ours = Line(), Line()
+    optimizer = build_optimizer(plain, TrainConfig())
+    return plain, optimizer, ours, Update(build_optimizer(ours, TrainConfig()), gradient_clip=clip)
+
+
+@pytest.mark.parametrize("clip", [0.0, 1.5])
+def test_update_moves_weights_as_sgd_does(clip: float) -> None:
+    plain, optimizer, ours, update = two_lines(clip)
+    for step in range(4):
+        for name, parameter in plain.named_parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(step)) * (step + 1)
+            ours.get_parameter(name).grad = parameter.grad.clone()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(plain.parameters(), clip)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 / (step + 1)
+        optimizer.step()
+        update.lr.fill_(0.1 / (step + 1))
+        update.watch(torch.tensor(1.0), torch.tensor([7]))
+        update.apply()
+    torch.testing.assert_close(ours.kernel, plain.kernel)
+    torch.testing.assert_close(ours.bias, plain.bias)
+    assert not update.is_stuck()
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_after_a_number_that_is_not_finite_no_weight_moves_and_its_images_are_held(where: str) -> None:
+    _, _, ours, update = two_lines(0.0)
+    before = ours.kernel.detach().clone()
+    update.lr.fill_(0.1)
+    for step in range(3):
+        bad = step == 0
+        ours.kernel.grad = torch.full((3, 4), torch.inf if bad and where == "gradient" else 1.0)
+        ours.bias.grad = torch.ones(3)
+        update.watch(torch.tensor(torch.nan if bad and where == "loss" else 1.0), torch.tensor([step, step]))
+        update.apply()
+    assert torch.equal(ours.kernel, before)
+    assert update.is_stuck()
+    assert update.image_ids is not None
+    assert update.image_ids.tolist() == [0, 0]
+
+
+def test_gradients_add_up_in_one_piece_in_the_layout_of_their_weights() -> None:
+    conv = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+    update = Update(build_optimizer(conv, TrainConfig()), gradient_clip=0.0)
+    update.add_up_gradients()
+    for _ in range(2):
+        (conv.weight.sum() * 2 + (conv.bias * torch.tensor([1.0, 2.0, 3.0])).sum()).backward()
+    assert conv.weight.grad is not None
+    assert conv.weight.grad.stride() == conv.weight.stride()
+    assert update.gradient_sum.tolist() == [4.0] * 54 + [2.0, 4.0, 6.0]
+
+
+def test_rehearsal_moves_nothing() -> None:
+    _, _, ours, update = two_lines(0.0)
+    before = ours.kernel.detach().clone()
+    ours.kernel.grad, ours.bias.grad = torch.ones(3, 4), torch.ones(3)
+    update.lr.fill_(0.1)
+    update.rehearse()
+    assert torch.equal(ours.kernel, before)
+    assert not update.is_stuck()
+
+
+def test_momentum_of_another_memory_layout_is_laid_out_anew() -> None:
+    conv = nn.Conv2d(2, 3, 3)
+    optimizer = build_optimizer(conv, TrainConfig())
+    old = torch.arange(54.0).reshape(3, 2, 3, 3)
+    optimizer.state[conv.weight]["momentum_buffer"] = old.clone()
+    conv.to(memory_format=torch.channels_last)
+    buffer = Update(optimizer, gradient_clip=0.0)._momentum_of(conv.weight)
+    assert buffer.stride() == conv.weight.stride()
+    assert torch.equal(buffer, old)
+
+
+def test_without_a_gpu_the_eager_step_is_used_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    model = golden_model()
+    runner = make_step_runner(
+        model,
+        build_optimizer(model, TrainConfig()),
+        precision=precision_for("fp32", CPU),
+        compile=True,
+        gradient_clip=0.0,
+        steps_per_update=1,
+        world_size=1,
+    )
+    assert isinstance(runner, StepRunner)
+    assert "needs a GPU" in caplog.text
+
+
+def test_compiled_code_is_kept_in_the_users_cache_unless_told_otherwise() -> None:
+    env = {"XDG_CACHE_HOME": "/somewhere"}
+    keep_compiled_code(env)
+    assert env["TORCHINDUCTOR_CACHE_DIR"] == "/somewhere/maskfleet/compiled"
+    keep_compiled_code(env | {"TORCHINDUCTOR_CACHE_DIR": "/else"})
+    assert env["TORCHINDUCTOR_CACHE_DIR"] == "/somewhere/maskfleet/compiled"
+
+
+def golden_model() -> MaskRCNN:
+    # No random choice is left: every anchor and region is sampled.
+    rpn = {"samples_per_image": 65536}
+    rpn |= {f"train_per_level_{when}_nms": 200 for when in ("pre", "post")} | {"train_per_image": 200}
+    config = {"num_categories": 80, "rpn": rpn, "box_head": {"samples_per_image": 2048}}
+    return golden.golden_model(ModelConfig.model_validate(config))
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch 2.11 imports it while compiling
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 0.02)])
+def test_compiled_losses_on_the_goldens_input_are_those_of_fp32_eager(
+    precision: str, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    model = golden_model().to("cpu").train()
+    batch = golden.golden_batch(golden.golden("train_fpn_mask_A"))
+    expected = {name: value.item() for name, value in model.losses(batch).items()}
+    device = torch.device("cuda")
+    model.to(device)
+    runner = CompiledStepRunner(
+        model,
+        build_optimizer(model, TrainConfig()),
+        precision=precision_for(precision, device),
+        gradient_clip=0.0,
+        steps_per_update=1,
+        world_size=1,
+    )
+    losses, _ = runner.step(batch.to(device), lr=0.0, update=True, with_metrics=True)
+    assert runner.is_compiled
+    differences = {name: abs(losses[name].item() / value - 1) for name, value in expected.items()}
+    print(precision, differences)
+    assert max(differences.values()) < tolerance, differences
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch 2.11 imports it while compiling
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("steps_per_update", [1, 2])
+def test_recorded_steps_move_the_weights_as_eager_ones_do(
+    steps_per_update: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    device = torch.device("cuda")
+    shapes = [(96, 128), (128, 96)]
+    weights = []
+    for make in (StepRunner, CompiledStepRunner):
+        model = small.small_model("fpn").to(device).train()
+        start = {name: value.detach().clone() for name, value in model.named_parameters()}
+        runner = make(
+            model,
+            build_optimizer(model, TrainConfig()),
+            precision=precision_for("fp32", device),
+            gradient_clip=5.0,
+            steps_per_update=steps_per_update,
+            world_size=1,
+        )
+        for step in range(4):
+            batch = small.small_batch([shapes[step // 2]] * 2, numbers=[2 * step, 2 * step + 1]).to(device)
+            runner.step(batch, lr=1e-3, update=(step + 1) % steps_per_update == 0, with_metrics=step == 3)
+        weights.append({name: (value - start[name]).norm() for name, value in model.named_parameters()})
+    assert isinstance(runner, CompiledStepRunner)
+    assert runner.is_compiled
+    eager, recorded = weights
+    assert sum(move > 0 for move in eager.values()) > 20
+    for name, move in eager.items():
+        torch.testing.assert_close(recorded[name], move, rtol=1e-2, atol=1e-7, msg=name)
