@@ -1,4 +1,4 @@
-"""Write docs/config.md from the configuration's own fields: python scripts/config_page.py"""
+"""Write docs/reference/config.md from the configuration's own fields: python scripts/config_page.py"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from maskfleet.config.legacy.table import TABLE, row_of
 from maskfleet.config.recipes import FASTER, RECIPES
 from maskfleet.config.run import RunConfig, SplitConfig
 
-PAGE = Path(__file__).parent.parent / "docs" / "config.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "config.md"
 
 OPENING = """\
 # Configuration reference

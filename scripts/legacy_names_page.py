@@ -1,4 +1,4 @@
-"""Write docs/legacy-names.md from the table of old names: python scripts/legacy_names_page.py"""
+"""Write docs/reference/legacy-names.md from the table of old names: python scripts/legacy_names_page.py"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from maskfleet.config.legacy.row import Alias, Explained, Mapped, Nested, Row
 from maskfleet.config.legacy.table import TABLE, row_of
 
-PAGE = Path(__file__).parent.parent / "docs" / "legacy-names.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "legacy-names.md"
 
 OPENING = """\
 # Old names

@@ -24,7 +24,10 @@ def main() -> int:
     reason = why_no_cluster()
     if reason is not None:
         print(f"NOT TESTED: charts and commands on a cluster: {reason}", file=sys.stderr)
-        print("  → export KUBECONFIG=FILE of a cluster for tests, and see docs/eks-testing.md", file=sys.stderr)
+        print(
+            "  → export KUBECONFIG=FILE of a test cluster; see docs/run-anywhere/eks/testing.md",
+            file=sys.stderr,
+        )
         return 0 if "--may-skip" in sys.argv else 1
     command = [sys.executable, "-m", "pytest", "tests/k8s", "-n0", "-v", *arguments]
     tests = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})

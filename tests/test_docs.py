@@ -19,7 +19,7 @@ from maskfleet.training.schedule import schedule_for
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "maskfleet"
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # typer brings its own click or uses the real one, by its version; this is the base of either's errors.
@@ -122,7 +122,7 @@ def test_a_command_that_does_not_exist_is_noticed(line: str) -> None:
 
 
 def test_the_way_from_nothing_to_a_picture_is_shown() -> None:
-    shown = [" ".join(words[:2]) for words in shown_commands(text_of(ROOT / "docs" / "quickstart.md"))]
+    shown = [" ".join(words[:2]) for words in shown_commands(text_of(ROOT / "docs" / "start" / "quickstart.md"))]
     for command in ("demo", "data inspect", "data convert", "train runs/mine", "eval runs/mine", "predict runs/mine"):
         assert command in shown
 
@@ -139,11 +139,15 @@ def test_make_targets_are_found_in_code_and_not_in_prose() -> None:
 
 def test_the_configuration_reference_is_up_to_date() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "config_page.py"))
-    assert text_of(ROOT / "docs" / "config.md") == script["page"](), "run: python scripts/config_page.py"
+    assert text_of(ROOT / "docs" / "reference" / "config.md") == script["page"](), "run: python scripts/config_page.py"
 
 
 def test_the_configuration_reference_has_old_names_and_aliases_beside_a_field() -> None:
-    [row] = [line for line in text_of(ROOT / "docs" / "config.md").splitlines() if line.startswith("| `model.mask` |")]
+    [row] = [
+        line
+        for line in text_of(ROOT / "docs" / "reference" / "config.md").splitlines()
+        if line.startswith("| `model.mask` |")
+    ]
     assert row.endswith("| true \\| false | `true` | `MODE_MASK`, `mode_mask` |")
 
 
@@ -200,7 +204,7 @@ def test_the_figures_of_the_readme_are_those_of_the_result_files() -> None:
 
 
 def test_the_table_of_rates_is_what_the_schedule_computes() -> None:
-    text = text_of(ROOT / "docs" / "training.md")
+    text = text_of(ROOT / "docs" / "train" / "training.md")
     rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| ([\d.]+) \| (\d+), (\d+) \| (\d+) \|$", text, re.M)
     assert [int(row[0]) for row in rows] == [1, 4, 8, 32]
     for row in rows:

@@ -368,7 +368,7 @@ def test_any_name_and_value_is_a_change_or_a_config_error(name: str, text: str) 
 
 def test_the_page_of_old_names_is_up_to_date() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "legacy_names_page.py"))
-    page = (ROOT / "docs" / "legacy-names.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "legacy-names.md").read_text(encoding="utf-8")
     assert page == script["page"](), "run: python scripts/legacy_names_page.py"
     for name in (*MAPPED, *EXPLAINED):
         assert f"| `{name}` |" in page

@@ -110,6 +110,6 @@ def test_causes_have_names_of_their_own() -> None:
 
 
 def test_the_page_on_troubleshooting_lists_every_cause() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "troubleshooting.md").read_text()
     for cause in CAUSES:
         assert f"| {cause.name} | {cause.meaning} |" in page

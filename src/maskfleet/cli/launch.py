@@ -114,7 +114,7 @@ def launch_config(base: AnyLaunch | None, on: str | None, changes: dict[str, Any
     except ValidationError as error:
         raise ConfigError(
             f"launch on {data['on']}: {'; '.join(launch_problems(error))}",
-            remedy="`maskfleet launch --help` says which options belong to which place, docs/config.md which fields",
+            remedy="`maskfleet launch --help` lists the options of each target, docs/reference/config.md the fields",
         ) from None
 
 

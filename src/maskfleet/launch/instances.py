@@ -91,7 +91,7 @@ def instance_named(name: str, known: Mapping[str, Instance] = INSTANCES) -> Inst
     hint = f"did you mean {near}? " if near else ""
     raise LaunchError(
         f"nothing is known of the instance type {name}",
-        remedy=f"{hint}name its facts in a file and give it with --instances FILE (docs/launch.md)",
+        remedy=f"{hint}name its facts in a file and give it with --instances FILE (docs/run-anywhere/launch.md)",
     )
 
 
@@ -101,9 +101,13 @@ def with_overrides(file: Path, known: Mapping[str, Instance] = INSTANCES) -> dic
         rows = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         words = error.strerror if isinstance(error, OSError) else error
-        raise LaunchError(f"cannot read {file}: {words}", remedy="see docs/launch.md for the form") from error
+        raise LaunchError(
+            f"cannot read {file}: {words}", remedy="see docs/run-anywhere/launch.md for the form"
+        ) from error
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
-        raise LaunchError(f"{file} is not a JSON object of instance types", remedy="see docs/launch.md for the form")
+        raise LaunchError(
+            f"{file} is not a JSON object of instance types", remedy="see docs/run-anywhere/launch.md for the form"
+        )
     result = dict(known)
     types = {one.name: str(one.type) for one in fields(Instance)}
     for name, row in rows.items():

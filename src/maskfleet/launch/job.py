@@ -179,7 +179,7 @@ def with_data_in_pods(run: RunConfig, launch: EksLaunch) -> RunConfig:
         if not _is_mounted(root, launch):
             raise LaunchError(
                 f"data.root {root} is on no volume that the pods mount: they see {_mounts(launch)}",
-                remedy=f"stage the data there (docs/eks.md) and set data.root={launch.data_mount}/…, or leave it out",
+                remedy=f"stage the data there (docs/data/staging.md) and set data.root={launch.data_mount}/…, or leave it out",
             )
         return run
     folder = launch.data_dir if root == DataConfig().root else posixpath.normpath(root)
@@ -195,7 +195,7 @@ def _refuse_file_of_this_machine(field: str, path: str | None, launch: EksLaunch
     if path.startswith("~") or Path(path).exists():
         raise LaunchError(
             f"{field} {path} is a file of this machine, and the pods see only {_mounts(launch)}",
-            remedy=f"copy it there (docs/eks.md, Files) and set {field}={launch.data_mount}/…",
+            remedy=f"copy it there (docs/run-anywhere/eks/index.md, Files) and set {field}={launch.data_mount}/…",
         )
 
 

@@ -333,7 +333,7 @@ def test_problems_of_an_image_that_say_the_same_are_counted(write_split: WriteSp
 
 
 def test_the_documented_kinds_are_those_that_are_checked() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "data-inspect.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "data" / "inspect.md").read_text()
     rows = re.findall(r"^\| (`.*?`) \| (error|warning) \|", text, re.MULTILINE)
     documented = {kind: severity for kinds, severity in rows for kind in re.findall("`([^`]+)`", kinds)}
     assert documented == {kind: severity for kind, (severity, _) in KINDS.items()}

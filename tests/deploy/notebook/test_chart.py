@@ -213,7 +213,7 @@ def test_another_password_restarts_the_pod(tmp_path: Path, default: list[dict[st
 def test_every_value_is_in_the_schema_and_in_the_docs() -> None:
     values = YAML(typ="safe").load(CHART / "values.yaml")
     schema = json.loads((CHART / "values.schema.json").read_text())
-    page = (CHART.parents[2] / "docs" / "eks-notebook.md").read_text()
+    page = (CHART.parents[2] / "docs" / "run-anywhere" / "eks" / "notebook.md").read_text()
 
     def walk(values: dict[str, Any], schema: dict[str, Any], prefix: str = "") -> None:
         assert values.keys() == schema["properties"].keys() - {"global"}
@@ -221,7 +221,7 @@ def test_every_value_is_in_the_schema_and_in_the_docs() -> None:
             if isinstance(value, dict) and value:
                 walk(value, schema["properties"][key], f"{prefix}{key}.")
             else:
-                assert f"`{prefix}{key}`" in page, f"{prefix}{key} is not in docs/eks-notebook.md"
+                assert f"`{prefix}{key}`" in page, f"{prefix}{key} is not in docs/run-anywhere/eks/notebook.md"
 
     walk(values, schema)
 

@@ -171,7 +171,7 @@ def test_the_service_accounts_are_those_of_the_aws_root_by_default() -> None:
 
 
 def test_every_variable_and_output_of_the_addons_root_is_in_its_doc() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "eks-addons.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "run-anywhere" / "eks" / "addons.md").read_text(encoding="utf-8")
     here = read_root(root())
     for name in (*here.variables, *here.outputs):
         assert f"`{name}`" in text, name
@@ -179,7 +179,7 @@ def test_every_variable_and_output_of_the_addons_root_is_in_its_doc() -> None:
 
 @pytest.mark.parametrize("chart", ["mpi-operator", "gpu-nodes"])
 def test_every_value_of_the_cluster_charts_is_in_the_doc(chart: str) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "eks-addons.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "run-anywhere" / "eks" / "addons.md").read_text(encoding="utf-8")
     values = yaml.safe_load((deploy_path("helm", chart) / "values.yaml").read_text(encoding="utf-8"))
     for name, value in values.items():
         inner = (

@@ -16,7 +16,7 @@ from tools import run_tool
 
 HERE = Path(__file__).parent
 SCHEMA = json.loads((HERE / "schemas" / "eks-aws.json").read_text(encoding="utf-8"))
-DOC = HERE.parents[1] / "docs" / "eks-terraform.md"
+DOC = HERE.parents[2] / "docs" / "run-anywhere" / "eks" / "terraform.md"
 OUTPUTS = (
     "cluster_vpc cluster_subnets cluster_id cluster_version cluster_endpoint cluster_ca cluster_oidc_arn node_role_arn "
     "node_role_name efs_id efs_dns fsx_id fsx_dns fsx_mount_name fsx_subnet_az karpenter_queue karpenter_role_arn "

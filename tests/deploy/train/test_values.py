@@ -278,7 +278,7 @@ def test_the_charts_instance_table_is_the_one_of_maskfleet() -> None:
 
 
 def test_the_page_names_every_value_and_every_value_of_the_old_charts() -> None:
-    page = (ROOT / "docs" / "eks-train.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "run-anywhere" / "eks" / "train-chart.md").read_text(encoding="utf-8")
     for name in SCHEMA:
         assert f"`{name}`" in page, name
     old = "name gpus gpu_nodes gpus_per_node gpu_instance_type image image_pull_policy train_script working_dir"

@@ -68,7 +68,7 @@ def test_a_dry_run_sends_nothing(workshop: Workshop) -> None:
 
 
 def test_a_file_gives_the_slots_of_an_instance_that_nobody_knows(workshop: Workshop) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "launch.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "run-anywhere" / "launch.md").read_text()
     (workshop.folder / "more.json").write_text(page.split("```json\n")[1].split("```")[0])
     options = ["launch", "-c", str(workshop.run_file), "--on", "ssh", "--hosts", "a,b", "--dry-run"]
     options += ["--launch-set", "environment=/opt/env", "--instance", "x9.large"]

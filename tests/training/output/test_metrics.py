@@ -222,7 +222,7 @@ def test_a_file_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path)
 
 
 def test_the_documented_examples_are_what_is_written(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "train" / "metrics.md").read_text()
     example = json.loads(re.search(r"```json\n(.*?)```", page, re.DOTALL)[1])
     metrics = new_metrics(tmp_path)
     metrics.add({"rpn_losses/label_loss": torch.tensor(0.5)})

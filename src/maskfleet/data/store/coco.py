@@ -67,7 +67,7 @@ def found_splits(root: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     raise DataError(
         f"it is not clear which split of {root} to train on: "
         + (", ".join(names) or "there is no annotations/instances_*.json"),
-        remedy="name them: --set data.train=[NAME] --set data.val=[NAME]; or give two paths each, see docs/data.md",
+        remedy="name them: --set data.train=[NAME] --set data.val=[NAME]; or two paths each (docs/data/loading.md)",
     )
 
 

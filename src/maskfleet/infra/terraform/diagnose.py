@@ -79,7 +79,7 @@ _KNOWN = (
     _Known(
         r"No value for required variable|Invalid value for (?:input )?variable|Value for undeclared variable"
         r"|unsuitable value type",
-        "set it with --var NAME=VALUE or in a --var-file; docs/eks-terraform.md says what each means",
+        "set it with --var NAME=VALUE or in a --var-file; docs/run-anywhere/eks/terraform.md says what each means",
     ),
     _Known(
         r"NoSuchBucket|S3 bucket .{1,80} does not exist",

@@ -96,7 +96,8 @@ def check_known(settings: Iterable[str], known: Iterable[str]) -> None:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ConfigError(
-                f"there is no variable {name}", remedy=f"{hint}docs/eks-terraform.md and docs/eks-addons.md list them"
+                f"there is no variable {name}",
+                remedy=f"{hint}docs/run-anywhere/eks/terraform.md and docs/run-anywhere/eks/addons.md list them",
             )
 
 

@@ -188,7 +188,7 @@ def _install_error(done: Finished, handle: JobHandle) -> LaunchError:
     elif "invalid ownership metadata" in said:
         remedy = "something of that name exists that helm did not make: choose another --name"
     elif "forbidden" in said:
-        remedy = "ask who runs the cluster for this right (docs/eks.md lists what is needed)"
+        remedy = "ask who runs the cluster for this right (docs/run-anywhere/eks/index.md lists what is needed)"
     else:
         remedy = "nothing runs; mend what helm names and launch again"
     return LaunchError(f"helm could not install {handle}:\n{said}", remedy=remedy)

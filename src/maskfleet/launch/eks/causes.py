@@ -52,7 +52,7 @@ VOLUME = (
         "volume unbound",
         r"unbound immediate PersistentVolumeClaims|persistentvolumeclaim \S+ not found|ClaimLost",
         "A volume claim is missing or not bound to a volume.",
-        "see `kubectl get pvc`; deploy/helm/storage makes pv-efs and pv-fsx (docs/eks-addons.md)",
+        "see `kubectl get pvc`; deploy/helm/storage makes pv-efs and pv-fsx (docs/run-anywhere/eks/addons.md)",
     ),
     cause(
         "volume mount",

@@ -86,7 +86,7 @@ def _device_plugin(kube: Kube) -> Finding:
     nodes = _visible(kube, "/api/v1/nodes") or []
     if any(one.get("status", {}).get("allocatable", {}).get(GPU, "0") != "0" for one in nodes):
         return Finding(PLACE, "NVIDIA device plugin", Verdict.OK, "nodes offer GPUs")
-    remedy = "install it, which `maskfleet infra up eks` does (docs/eks-addons.md)"
+    remedy = "install it, which `maskfleet infra up eks` does (docs/run-anywhere/eks/addons.md)"
     return Finding(PLACE, "NVIDIA device plugin", Verdict.FAIL, "no DaemonSet, and no node offers GPUs", remedy)
 
 

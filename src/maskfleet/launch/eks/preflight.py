@@ -115,7 +115,7 @@ def _rights(kube: Kube) -> Check:
             "rights",
             f"lacks {', '.join(lacking)}",
             f"you may not {', '.join(lacking)} in namespace {kube.namespace}",
-            "ask who runs the cluster for these rights (docs/eks.md lists what is needed)",
+            "ask who runs the cluster for these rights (docs/run-anywhere/eks/index.md lists what is needed)",
         )
     return Check("rights", "all that a launch needs")
 

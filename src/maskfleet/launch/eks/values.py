@@ -18,7 +18,7 @@ def chart_values(job: JobSpec, launch: EksLaunch) -> dict[str, Any]:
     if not launch.image:
         raise LaunchError(
             "no training image is named",
-            remedy="give --image REPOSITORY@DIGEST or launch.image; docs/eks.md says how to build and push one",
+            remedy="give --image REPOSITORY@DIGEST or launch.image; see docs/run-anywhere/eks/index.md",
         )
     values: dict[str, Any] = {
         "run_id": job.name,
@@ -46,7 +46,7 @@ def chart_values(job: JobSpec, launch: EksLaunch) -> dict[str, Any]:
     if both:
         raise LaunchError(
             f"launch.chart_values must not set {', '.join(both)}: that follows from the job",
-            remedy="set the launch section's own field instead (docs/config.md), or leave it out",
+            remedy="set the launch section's own field instead (docs/reference/config.md), or leave it out",
         )
     return {**values, **launch.chart_values, "run_yaml": job.run_yaml}
 

@@ -224,7 +224,7 @@ def refusal(status: int, words: str) -> ApiError:
         case 401:
             remedy = "log in again: refresh your AWS credentials, then `aws eks update-kubeconfig`"
         case 403:
-            remedy = "ask who runs the cluster for this right (docs/eks.md lists what is needed)"
+            remedy = "ask who runs the cluster for this right (docs/run-anywhere/eks/index.md lists what is needed)"
         case 409:
             remedy = "somebody else changes the same thing; look at it and try again"
         case _:
