@@ -179,7 +179,7 @@ def with_data_in_pods(run: RunConfig, launch: EksLaunch) -> RunConfig:
         if not _is_mounted(root, launch):
             raise LaunchError(
                 f"data.root {root} is on no volume that the pods mount: they see {_mounts(launch)}",
-                remedy=f"stage the data there (docs/data/staging.md) and set data.root={launch.data_mount}/…, or leave it out",
+                remedy=f"stage it there (docs/data/staging.md) and set data.root={launch.data_mount}/… or leave it out",
             )
         return run
     folder = launch.data_dir if root == DataConfig().root else posixpath.normpath(root)

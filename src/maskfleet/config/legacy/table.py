@@ -163,8 +163,7 @@ def _unknown(name: str, bare: str) -> ConfigError:
         hints.append(f"our nearest field is {ours}")
     return ConfigError(
         f"{_printable(name[:80])} is not a name that TensorPack, AWS Samples or their charts had",
-        remedy="; ".join(hints)
-        or "`maskfleet config show` lists our fields, docs/reference/legacy-names.md old names",
+        remedy="; ".join(hints) or "`maskfleet config show` lists our fields, docs/reference/legacy-names.md old names",
     )
 
 
