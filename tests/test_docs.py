@@ -152,7 +152,7 @@ def test_the_configuration_reference_has_old_names_and_aliases_beside_a_field() 
 
 
 def map_entries(text: str) -> list[Path]:
-    """Files and folders that the README's map names, from the root."""
+    """Files and folders that the source layout names, from the root."""
     [block] = [block for _, block in BLOCK.findall(text) if block.startswith("src/maskfleet/")]
     entries, folder = [], Path()
     for line in block.splitlines():
@@ -165,13 +165,20 @@ def map_entries(text: str) -> list[Path]:
     return entries
 
 
-def test_the_map_names_what_is_there_and_every_room_of_the_package() -> None:
-    entries = map_entries(text_of(ROOT / "README.md"))
+def test_the_source_layout_names_every_package_and_nothing_else() -> None:
+    entries = map_entries(text_of(ROOT / "docs" / "reference" / "layout.md"))
     missing = [str(entry) for entry in entries if not (ROOT / entry).exists()]
     assert missing == []
-    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
-    rooms |= {path.name for path in PACKAGE.glob("*.py") if not path.name.startswith("__")}
-    assert {entry.name for entry in entries if entry.parent == Path("src/maskfleet")} == rooms
+    packages = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    packages |= {path.name for path in PACKAGE.glob("*.py") if not path.name.startswith("__")}
+    assert {entry.name for entry in entries if entry.parent == Path("src/maskfleet")} == packages
+
+
+def test_the_files_that_answer_where_to_look_exist() -> None:
+    rows = re.findall(r"^\| Where .*?\| (.+) \|$", text_of(ROOT / "docs" / "reference" / "layout.md"), re.MULTILINE)
+    files = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert len(files) > 8
+    assert [name for name in files if not (PACKAGE / name).is_file() and not (ROOT / name).is_file()] == []
 
 
 def result(name: str) -> dict[str, dict[str, float]]:
@@ -179,9 +186,20 @@ def result(name: str) -> dict[str, dict[str, float]]:
     return loaded
 
 
-def test_the_figures_of_the_readme_are_those_of_the_result_files() -> None:
-    rows = [line for line in text_of(ROOT / "README.md").splitlines() if "benchmarks/results/" in line]
-    figures = [re.findall(r"\| ([\d.]+)(?:,[^|]*)? ", row)[:2] for row in rows]
+def figures_of(page: Path) -> list[list[str]]:
+    """Ours and the peer's figure of every table row that names a result file."""
+    rows = [line for line in text_of(page).splitlines() if line.startswith("|") and "benchmarks/results/" in line]
+    return [re.findall(r"\| ([\d.]+)(?:,[^|]*)? ", row)[:2] for row in rows]
+
+
+def test_the_figures_of_the_readme_are_among_those_of_the_speed_page() -> None:
+    figures = figures_of(ROOT / "README.md")
+    assert len(figures) == 3
+    assert all(row in figures_of(ROOT / "docs" / "train" / "speed.md") for row in figures)
+
+
+def test_the_figures_of_the_speed_page_are_those_of_the_result_files() -> None:
+    figures = figures_of(ROOT / "docs" / "train" / "speed.md")
     loader, scoring, store = result("loader.json"), result("eval.json"), result("store.json")
     rate = loader["images_per_cpu_s"]
     step: Any = result("step.json")
