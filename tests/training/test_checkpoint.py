@@ -104,8 +104,8 @@ def test_a_full_disk_is_an_error_with_a_remedy_and_spares_the_older_ones(
     target = store(tmp_path)
     save_all(target, 1)
 
-    def full(*arguments: object, **options: object) -> None:
-        (tmp_path / "step-000000002.partial").write_bytes(b"half")
+    def full(tensors: object, path: Path, **options: object) -> None:
+        path.write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_file", full)
@@ -115,7 +115,7 @@ def test_a_full_disk_is_an_error_with_a_remedy_and_spares_the_older_ones(
     assert "no room left" in caught.value.what
     assert "keep_last" in caught.value.remedy
     assert target.steps() == [1]
-    assert not list(tmp_path.glob("*.partial"))
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_copies_do_not_follow_the_training() -> None:

@@ -219,7 +219,7 @@ def _read(options: Options, place: str, *, yes: bool = False) -> Session:
 
 def _give_kubeconfig(session: Session, found: dict[str, Any], target: Path) -> None:
     from maskfleet.infra.kubernetes.kubeconfig import kubeconfig_of, update_command
-    from maskfleet.system.private_files import write_json
+    from maskfleet.system.files import write_private_json
 
     profile = str(session.settings.get("profile") or "") or None
     if str(target) == "-":
@@ -227,5 +227,5 @@ def _give_kubeconfig(session: Session, found: dict[str, Any], target: Path) -> N
     elif target.exists():
         raise ConfigError(f"{target} exists", remedy="name a new file; `-` prints the command that adds to one")
     else:
-        write_json(target, kubeconfig_of(found, profile=profile))
+        write_private_json(target, kubeconfig_of(found, profile=profile))
         err.print(f"wrote {target}: export KUBECONFIG={shlex.quote(str(target))}", markup=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from maskfleet.config.recipes import FASTER, RECIPES, recipe
 from maskfleet.config.run import RunConfig
 from maskfleet.config.yaml import dump_mapping, line_of, parse_value, plain, read_mapping
 from maskfleet.errors import ConfigError
+from maskfleet.system.files import write_atomically
 
 DEFAULT_RECIPE = "scratch"
 RUN_FILE = "run.yaml"
@@ -117,9 +117,7 @@ def write_run_file(run_dir: Path, config: RunConfig) -> Path:
                 remedy=f"choose another run directory, or continue that run with --config {path}",
             )
     run_dir.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{RUN_FILE}.{os.getpid()}.partial")
-    partial.write_text(dump(config), encoding="utf-8")
-    partial.replace(path)
+    write_atomically(path, dump(config))
     return path
 
 

@@ -21,6 +21,7 @@ from maskfleet.errors import TrainingError
 from maskfleet.evaluation.coco_eval import CocoScores
 from maskfleet.html.line_charts import Point, Series, line_chart, smoothed
 from maskfleet.log import duration_text
+from maskfleet.system.files import write_atomically
 
 FILE = "report.html"
 KINDS = {"bbox": "box", "segm": "mask"}
@@ -83,11 +84,9 @@ def write_report(
         next_steps=[_with_code(step) for step in next_steps],
     )
     path = run_dir / FILE
-    draft = path.with_suffix(".part")
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        draft.write_text(page, encoding="utf-8")
-        draft.replace(path)
+        write_atomically(path, page)
     except OSError as error:
         raise TrainingError(
             f"cannot write the report {path}: {error.strerror}", remedy="make room or choose another run directory"

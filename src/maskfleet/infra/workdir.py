@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from maskfleet.errors import InfraError
 from maskfleet.infra.stacks import Place
-from maskfleet.system.private_files import checksum, read_json, write_json
+from maskfleet.system.files import move_into_place, read_json, sha256, write_atomically, write_private_json
 
 LOCK_FILE = ".terraform.lock.hcl"
 _LEFT_OUT = {"__pycache__", "tests"}
@@ -50,28 +49,28 @@ class WorkFolder:
         edited += [
             name
             for name, file in ours.items()
-            if name not in copied and self._target(name).exists() and checksum(self._target(name)) != checksum(file)
+            if name not in copied and self._target(name).exists() and sha256(self._target(name)) != sha256(file)
         ]
         if not take_ours:
             _check_conflicts(edited, copied, ours, self.path)
         for name, file in ours.items():
-            sum_ = checksum(file)
+            sum_ = sha256(file)
             if name in edited and not take_ours:
                 say(f"kept your {self._target(name)}, which differs from ours; --take-ours replaces it")
                 continue
             if name in edited:
                 kept = self._target(name).with_name(f"{self._target(name).name}.yours")
-                self._target(name).replace(kept)
+                move_into_place(self._target(name), kept)
                 say(f"replaced {self._target(name)} with ours; yours is {kept}")
             if copied.get(name) != sum_ or not self._target(name).exists():
                 self._target(name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, self._target(name))
+                write_atomically(self._target(name), file.read_bytes())
             copied[name] = sum_
         for name in [name for name in copied if name not in ours]:
             if name not in edited:
                 self._target(name).unlink(missing_ok=True)
             del copied[name]
-        write_json(self.manifest, copied)
+        write_private_json(self.manifest, copied)
 
     def _target(self, name: str) -> Path:
         return self.path / "deploy" / name
@@ -79,7 +78,7 @@ class WorkFolder:
     def _is_edited(self, name: str, copied: dict[str, str]) -> bool:
         # terraform init itself writes the lock file, and a deleted file is simply copied again.
         target = self._target(name)
-        return target.name != LOCK_FILE and target.exists() and checksum(target) != copied[name]
+        return target.name != LOCK_FILE and target.exists() and sha256(target) != copied[name]
 
     def _sources(self) -> Iterator[Path]:
         for folder in self.place.folders:
@@ -91,7 +90,7 @@ class WorkFolder:
 
 
 def _check_conflicts(edited: list[str], copied: dict[str, str], ours: dict[str, Path], path: Path) -> None:
-    both = [name for name in edited if name in ours and copied.get(name) != checksum(ours[name])]
+    both = [name for name in edited if name in ours and copied.get(name) != sha256(ours[name])]
     if both:
         raise InfraError(
             f"you edited {', '.join(both)} under {path / 'deploy'}, and this version of maskfleet changes them too",

@@ -1,4 +1,4 @@
-"""The AWS session of whoever runs this."""
+"""boto3, for whoever runs this: its session and clients, and how its errors read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import os
 from typing import Any
 
 from maskfleet.errors import MaskfleetError
+
+_CREDENTIALS = (
+    "on a laptop run `aws sso login` or `aws configure`, or set AWS_PROFILE; in a pod give its service account a role "
+    "(eks.amazonaws.com/role-arn, or an EKS Pod Identity association)"
+)
 
 
 def aws_session(need: str, *, region: str | None = None) -> Any:
@@ -23,3 +28,65 @@ def aws_session(need: str, *, region: str | None = None) -> Any:
         return boto3.Session(region_name=region or os.environ.get("AWS_REGION") or None)
     except ProfileNotFound as error:
         raise MaskfleetError(str(error), remedy="set AWS_PROFILE to a profile of ~/.aws/config, or unset it") from error
+
+
+def aws_client(session: Any, service: str, *, connections: int = 10, attempts: int = 5) -> Any:
+    """A client of `service` that gives up on a host that does not answer, and repeats throttled requests."""
+    from botocore.config import Config
+
+    config = Config(
+        max_pool_connections=connections,
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        connect_timeout=10,
+        read_timeout=60,
+        user_agent_extra="maskfleet",
+    )
+    try:
+        return session.client(service, config=config)
+    except ValueError as error:
+        raise MaskfleetError(f"cannot reach {service}: {error}", remedy="fix AWS_ENDPOINT_URL, or unset it") from error
+
+
+def aws_exceptions() -> tuple[type[Exception], ...]:
+    """What boto3 raises, for an `except` clause; imported only then, because most machines need no boto3."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    return BotoCoreError, ClientError
+
+
+def code_of(error: BaseException | None) -> str:
+    """AWS's code for an error, or an empty text."""
+    answer = getattr(error, "response", None)
+    return str(answer.get("Error", {}).get("Code", "")) if isinstance(answer, dict) else ""
+
+
+def aws_error(
+    error: Exception, action: str, *, service: str, permissions: str, kind: type[MaskfleetError]
+) -> MaskfleetError:
+    """An error of boto3 for people; `action` is what failed, such as "list s3://bucket/prefix"."""
+    match code_of(error):
+        case "AccessDenied" | "AccessDeniedException" | "UnauthorizedOperation" | "403" | "AllAccessDisabled":
+            return kind(f"not allowed to {action} (403)", remedy=f"the identity in use needs {permissions}")
+        case (
+            "InvalidAccessKeyId"
+            | "InvalidClientTokenId"
+            | "AuthFailure"
+            | "SignatureDoesNotMatch"
+            | "InvalidToken"
+            | "ExpiredToken"
+            | "TokenRefreshRequired"
+        ) as code:
+            return kind(f"AWS does not accept the credentials in use ({code})", remedy=_CREDENTIALS)
+    match type(error).__name__:
+        case "NoCredentialsError" | "PartialCredentialsError" | "CredentialRetrievalError" | "TokenRetrievalError":
+            return kind(f"no AWS credentials to {action} with", remedy=_CREDENTIALS)
+        case "UnauthorizedSSOTokenError" | "SSOTokenLoadError" | "LoginRefreshRequired":
+            return kind("the AWS login has expired", remedy=_CREDENTIALS)
+        case "NoRegionError":
+            return kind(f"no AWS region to {action} in", remedy="set AWS_REGION")
+        case "EndpointConnectionError" | "ConnectTimeoutError" | "ConnectionClosedError" | "ReadTimeoutError":
+            return kind(
+                f"cannot reach {service} to {action}: {error}",
+                remedy="check the network, AWS_REGION and AWS_ENDPOINT_URL; then run the same command again",
+            )
+    return kind(f"cannot {action}: {error}", remedy="fix what it names, then run the same command again")

@@ -1,4 +1,4 @@
-"""Where the files that are no Python are: `deploy/` with charts and Terraform, which also work alone, and notebooks."""
+"""Where the files of the package are that are not Python: `deploy/` (charts, Terraform) and `notebooks/`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def deploy_path(*parts: str) -> Path:
-    """A file or folder under `deploy/`: of the checkout where there is one, else of the installed package."""
+    """A file or folder under `deploy/`: that of the checkout if there is one, else of the installed package."""
     return _shipped("deploy", *parts)
 
 
 def notebooks_path() -> Path:
-    """The folder of notebooks, found likewise."""
+    """The folder of notebooks, found in the same way."""
     return _shipped("notebooks")
 
 
@@ -25,4 +25,4 @@ def _shipped(folder: str, *parts: str) -> Path:
         if found.exists():
             return found
     name = "/".join((folder, *parts))
-    raise MaskfleetError(f"{name} is missing", remedy="install maskfleet again; its files are not complete")
+    raise MaskfleetError(f"{name} is missing", remedy="reinstall maskfleet: its files are not complete")

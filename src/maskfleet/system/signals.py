@@ -1,4 +1,4 @@
-"""How a command that started something here ends when it is told to."""
+"""Signals that stop a command, for commands that must clean up what they started."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-_TOLD = (signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def leaving_in_order() -> Iterator[None]:
-    """SIGTERM and a terminal that closes unwind as Ctrl-C does, so that what was started here ends, too."""
+def interrupt_on_signals() -> Iterator[None]:
+    """Inside the block SIGTERM and a closed terminal raise KeyboardInterrupt, as Ctrl-C does, so that cleanup runs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {one: signal.getsignal(one) for one in _TOLD}
-    taken = [one for one, handler in before.items() if handler == signal.SIG_DFL]  # nohup stays nohup
-    told: list[int] = []
+    before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+    handled = [number for number, handler in before.items() if handler == signal.SIG_DFL]  # nohup stays nohup
+    received: list[int] = []
 
-    def leave(number: int, frame: FrameType | None) -> None:
-        if not told:
-            told.append(number)
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if not received:
+            received.append(number)
             signal.raise_signal(signal.SIGINT)  # which asyncio, where it runs, turns into a cancelled task
 
-    for one in taken:
-        signal.signal(one, leave)
+    for number in handled:
+        signal.signal(number, on_signal)
     interrupt = signal.getsignal(signal.SIGINT)
-    if interrupt == signal.SIG_IGN:  # as in the background of a script: then nothing could be unwound
+    if interrupt == signal.SIG_IGN:  # shells set that for background jobs of scripts; then nothing would clean up
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
-        if told:
-            raise SystemExit(128 + told[0]) from None
+        if received:
+            raise SystemExit(128 + received[0]) from None
         raise
     finally:
-        for one in taken:
-            signal.signal(one, signal.SIG_DFL)
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, interrupt)

@@ -7,10 +7,8 @@ the same name, `.json`, which is written last and holds size and SHA-256. What h
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import logging
-import os
 import re
 import threading
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from maskfleet.errors import TrainingError
+from maskfleet.system.files import remove_temporaries, replacing_by_path, sha256, write_atomically
 
 FORMAT = 1
 _NAME = re.compile(r"step-(\d{9})\.json")
@@ -111,6 +110,7 @@ class CheckpointStore:
 
     def _write(self, snapshot: Snapshot, best: bool) -> None:
         try:
+            remove_temporaries(self.folder)  # a killed run leaves one of a checkpoint's size
             write_checkpoint(self._path(snapshot.step), snapshot, best=best)
             self._prune()
         except OSError as error:
@@ -131,18 +131,12 @@ class CheckpointStore:
 def write_checkpoint(path: Path, snapshot: Snapshot, *, best: bool = False) -> None:
     """Write `snapshot` to `path` so that at any moment it is there whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
     header = {"format": str(FORMAT), "step": str(snapshot.step), "numbers": json.dumps(snapshot.numbers)}
-    try:
-        save_file(snapshot.tensors, partial, metadata=header)
-        digest = _sha256(partial)
-        _sync(partial)
-        size = partial.stat().st_size
-        partial.replace(path)
-        manifest = {"format": FORMAT, "step": snapshot.step, "size": size, "sha256": digest, "best": best}
-        _write_text(path.with_suffix(".json"), json.dumps(manifest))
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing_by_path(path) as temporary:
+        save_file(snapshot.tensors, temporary, metadata=header)
+        digest, size = sha256(temporary), temporary.stat().st_size
+    manifest = {"format": FORMAT, "step": snapshot.step, "size": size, "sha256": digest, "best": best}
+    write_atomically(path.with_suffix(".json"), json.dumps(manifest))
 
 
 def read_checkpoint(path: Path) -> Snapshot:
@@ -151,7 +145,7 @@ def read_checkpoint(path: Path) -> Snapshot:
     remedy = "an older checkpoint is used if there is one"
     try:
         size = path.stat().st_size
-        if size != manifest["size"] or _sha256(path) != manifest["sha256"]:
+        if size != manifest["size"] or sha256(path) != manifest["sha256"]:
             raise TrainingError(
                 f"checkpoint {path} is damaged: its checksum is not the one that was written", remedy=remedy
             )
@@ -203,30 +197,6 @@ def _manifest(path: Path) -> dict[str, Any]:
             f"checkpoint {path} has no readable manifest: {error}", remedy="an older checkpoint is used if there is one"
         ) from error
     return dict(loaded)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _write_text(path: Path, text: str) -> None:
-    partial = path.with_suffix(".json.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _disk_error(error: OSError, folder: Path) -> TrainingError:

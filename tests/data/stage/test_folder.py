@@ -20,6 +20,7 @@ from maskfleet.data.stage.folder import Folder
 from maskfleet.data.stage.manifest import Item
 from maskfleet.data.stage.stage import Staged, check, stage
 from maskfleet.errors import DataError
+from maskfleet.system.lock import LockHeldError, NoLocksError
 
 FILES = {"annotations/a.json": b"{}", "train2017/1.jpg": b"one", "train2017/2.jpg": b"two", "empty": b""}
 
@@ -207,7 +208,7 @@ def test_two_stagings_into_one_folder_keep_apart(source: Path, tmp_path: Path) -
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"mine\n"
-        with pytest.raises(DataError, match=rf"another staging into .*there is running \(process {other.pid} on "):
+        with pytest.raises(LockHeldError, match=rf"another process is staging into .*there \(process {other.pid} on "):
             bring(source, tmp_path / "there")
         other.kill()
     assert bring(source, tmp_path / "there").files_copied == 4  # a lock dies with its holder
@@ -233,7 +234,7 @@ def test_a_file_system_without_locks_is_said(source: Path, tmp_path: Path, monke
         raise OSError(errno.ENOSYS, "Function not implemented")  # as Lustre does without the option
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(DataError, match="takes no locks") as caught:
+    with pytest.raises(NoLocksError, match="file system without locks") as caught:
         bring(source, tmp_path / "there")
     assert "option flock" in caught.value.remedy
 

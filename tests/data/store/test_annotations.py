@@ -226,7 +226,7 @@ def test_a_file_that_is_not_text_is_named(split: SplitPaths) -> None:
 BUILD_AND_COUNT = """
 import sys
 from pathlib import Path
-from maskfleet.data import store_build
+from maskfleet.data.store import build as store_build
 from maskfleet.data.store.coco import SplitPaths, find_split
 from maskfleet.data.store.annotations import open_store
 built = []

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from maskfleet.system.process_stream import stream
+from maskfleet.system.process import stream
 
 CLUSTER = "terraform_data.cluster"
 LONG_S = 240  # that long nothing takes, however busy the machine
@@ -146,7 +146,7 @@ def test_two_commands_do_not_work_in_one_folder(stage: Any, driver: list[str]) -
         other = start(stage, driver, "plan", stderr=subprocess.PIPE)
         _, shown = other.communicate(timeout=LONG_S)
         assert other.returncode == 2
-        assert "another maskfleet infra is at work" in shown
+        assert "another process is changing the infrastructure in" in shown
     finally:
         running.send_signal(signal.SIGINT)
         running.wait(timeout=LONG_S)

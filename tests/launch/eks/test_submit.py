@@ -21,7 +21,7 @@ from maskfleet.config.base import replaced
 from maskfleet.config.launch import EksLaunch
 from maskfleet.config.load import load
 from maskfleet.config.recipes import recipe
-from maskfleet.errors import ConfigError, LaunchError
+from maskfleet.errors import ConfigError, LaunchError, MaskfleetError
 from maskfleet.launch.eks.backend import EksBackend
 from maskfleet.launch.eks.values import values_text
 from maskfleet.launch.job import JobHandle, Rendered, job_for
@@ -324,7 +324,7 @@ def test_a_missing_helm_is_named(api: FakeKube, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", "/nowhere")
     target = EksLaunch(image="i")
     backend = EksBackend(target, run=run_command)
-    with pytest.raises(LaunchError, match="helm is not installed here"):
+    with pytest.raises(MaskfleetError, match="helm is not installed here"):
         backend.submit(backend.render(job_for(recipe("demo"), target, slots=(1,), name="r50")))
 
 

@@ -21,21 +21,22 @@ from hypothesis import strategies as st
 
 from maskfleet.config.launch import SshLaunch
 from maskfleet.config.recipes import recipe
-from maskfleet.errors import LaunchError
 from maskfleet.launch.job import JobState, job_for
 from maskfleet.launch.local.doctor import Verdict
 from maskfleet.launch.ssh.backend import SshBackend
 from maskfleet.launch.ssh.doctor import Facts, judge_host, judge_together
 from maskfleet.launch.ssh.probe import takes_locks
 from maskfleet.launch.ssh.wheel import built_wheel
+from maskfleet.launch.supervise import supervisor
 from maskfleet.launch.supervise.child import tidied, write_line
 from maskfleet.launch.supervise.commands import bare_address, torchrun
 from maskfleet.launch.supervise.connectivity import CUT_S, Reach
-from maskfleet.launch.supervise.job_files import Beat, Endpoint, Host, Job, JobFolder, locked
+from maskfleet.launch.supervise.job_files import Beat, Endpoint, Host, Job, JobFolder
 from maskfleet.launch.supervise.peers import GRACE_S, LOST_S, Peers
 from maskfleet.launch.supervise.prepare import refuse_running
 from maskfleet.launch.supervise.status import log_lines, status_of
-from maskfleet.launch.supervise.supervisor import Supervisor, ssh_target
+from maskfleet.launch.supervise.supervisor import Supervisor, ssh_target, supervise
+from maskfleet.system.lock import NoLocksError
 from maskfleet.system.process import remote_line
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -268,12 +269,22 @@ def test_a_run_that_is_launched_again_at_once_waits_for_its_last_supervisor(tmp_
     assert last.state == "done"
 
 
-def test_a_second_supervisor_waits_for_a_while(tmp_path: Path) -> None:
-    with (tmp_path / "lock").open("w") as mine, (tmp_path / "lock").open("w") as other:
-        assert locked(other, within_s=0)
-        assert not locked(mine, within_s=0.3)
+def test_a_second_supervisor_waits_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = JobFolder(tmp_path)
+    folder.host(0).mkdir(parents=True)
+    (folder.path / "job.json").write_text(job(1).to_json())
+    runs: list[int] = []
+    monkeypatch.setattr(supervisor.Supervisor, "run", lambda self: runs.append(self.index) or 7)
+    monkeypatch.setattr(supervisor.signal, "signal", lambda number, handler: None)
+    with (folder.host(0) / "lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        monkeypatch.setattr(supervisor, "LEAVING_S", 0.3)
+        assert supervise(tmp_path, 0) == 0
+        assert runs == []
+        monkeypatch.setattr(supervisor, "LEAVING_S", 60)
         threading.Timer(0.5, other.close).start()
-        assert locked(mine, within_s=60)
+        assert supervise(tmp_path, 0) == 7
+    assert runs == [0]
 
 
 def close_host(folder: JobFolder) -> None:
@@ -389,8 +400,8 @@ def test_a_file_system_without_locks_is_found_out(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(fcntl, "flock", flock)
     assert not takes_locks(tmp_path)
     assert not list(tmp_path.iterdir())
-    with (tmp_path / "lock").open("w") as lock, pytest.raises(LaunchError, match="cannot be locked") as caught:
-        locked(lock, within_s=0)
+    with pytest.raises(NoLocksError, match="file system without locks") as caught:
+        supervise(tmp_path, 0)
     assert "option flock" in caught.value.remedy
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from maskfleet.data.convert.source import ReadProgress, SourceImage, SourceSet
 from maskfleet.data.convert.voc import read_voc
 from maskfleet.data.convert.yolo import read_yolo
 from maskfleet.errors import DataError
+from maskfleet.system.files import building_folder
 
 Form = Literal["yolo", "voc", "labelme"]
 Progress = Callable[[str, int, int], None]  # what is done, files done, files in all
@@ -54,15 +54,8 @@ def convert(
         raise DataError(
             f"no annotated image was found under {source}", remedy=f"check that it is a {form} set, and its layout"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    try:
+    with building_folder(target) as building:
         num_annotations = _write(building, found, link=link, tell=tell)
-        building.chmod(0o755)
-        building.replace(target)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
     return Converted(tuple(found.splits), found.num_images, num_annotations, found.notes)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from maskfleet.data.inspect.statistics import ClassCount, Histogram
 from maskfleet.data.store.annotations import AnnotationStore
 from maskfleet.errors import DataError
 from maskfleet.html.bar_charts import Band, bar, bubbles, canvas_outline, histogram, shares
+from maskfleet.system.files import write_atomically
 
 GENERATOR = '<meta name="generator" content="maskfleet data inspect'
 MAX_ROWS_A_KIND = 200  # of the table of problems; --json lists all
@@ -74,11 +73,7 @@ def write_page(report: Report, path: Path, *, progress: Progress | None = None) 
     expect_replaceable(path)
     content = render_page(report, progress=progress).encode("utf-8", "replace")
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        write_atomically(path, content)
     except OSError as error:
         raise DataError(
             f"the page {path} cannot be written: {error.strerror}", remedy="choose another file with --out"

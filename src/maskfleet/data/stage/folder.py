@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import shutil
-import socket
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from maskfleet.data.stage.manifest import (
     MANIFEST,
@@ -26,9 +24,8 @@ from maskfleet.data.stage.manifest import (
     size_text,
 )
 from maskfleet.errors import DataError
-
-if TYPE_CHECKING:
-    from filelock import FileLock
+from maskfleet.system.files import replacing
+from maskfleet.system.lock import locked
 
 CHUNK_BYTES = 1 << 20
 _MAX_KNOWN_PARENTS = 10_000
@@ -47,7 +44,6 @@ class Folder:
         self._parts = self._state / "partial"
         self._journal_path = self._state / "journal.jsonl"
         self._journal: BinaryIO | None = None
-        self._numbers = itertools.count()
         self._safe_parents: set[Path] = set()
 
     def items(self) -> Iterator[Item]:
@@ -73,14 +69,20 @@ class Folder:
     @contextmanager
     def claimed(self) -> Iterator[None]:
         """Keep other stagings out, on this and on other machines; drop what an earlier one left half written."""
-        lock = self._lock()
-        try:
-            yield
-        finally:
-            if self._journal is not None:
-                self._journal.close()
-            shutil.rmtree(self._parts, ignore_errors=True)
-            lock.release()
+        with ExitStack() as stack:
+            try:
+                self._state.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(locked(self._state / "lock", f"staging into {self.name}"))
+                shutil.rmtree(self._parts, ignore_errors=True)
+                self._parts.mkdir(exist_ok=True)
+            except OSError as error:
+                raise folder_error(error, self.name) from error
+            try:
+                yield
+            finally:
+                if self._journal is not None:
+                    self._journal.close()
+                shutil.rmtree(self._parts, ignore_errors=True)
 
     def expect_space(self, need_bytes: int) -> None:
         """Complain before the first byte if the file system says that there is no room."""
@@ -94,9 +96,7 @@ class Folder:
     def reopen(self, records: Iterable[Record]) -> None:
         """Take the manifest away while the folder is not complete; what is verified stays known in a journal."""
         try:
-            draft = self._parts / "journal"
-            _write_lines(draft, records)
-            draft.replace(self._journal_path)
+            self._write_records(self._journal_path, records)
             self._journal = self._journal_path.open("ab")
             (self.root / MANIFEST).unlink(missing_ok=True)
         except OSError as error:
@@ -112,17 +112,11 @@ class Folder:
             raise folder_error(error, self.name) from error
 
     def store(self, item: Item, chunks: Iterable[bytes]) -> tuple[str, str]:
-        """Write a file under a passing name and rename it; neither etag nor version."""
-        partial = self._parts / f"{next(self._numbers)}"
+        """Write a file under a temporary name and rename it; neither etag nor version."""
         try:
-            try:
-                with partial.open("xb") as file:
-                    for chunk in chunks:
-                        file.write(chunk)
-                target = self._target(item.path)
-                partial.replace(target)
-            finally:
-                partial.unlink(missing_ok=True)
+            with replacing(self._target(item.path), durable=False, temporary_in=self._parts) as file:
+                for chunk in chunks:
+                    file.write(chunk)
         except OSError as error:
             if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG):
                 raise FileProblem(item.path, f"cannot be stored: {error.strerror}, {error.filename}") from error
@@ -133,12 +127,15 @@ class Folder:
         """Write the manifest, after all that it names is on disk."""
         try:
             os.sync()  # once, instead of one fsync for each of a hundred thousand files
-            draft = self._parts / "manifest"
-            _write_lines(draft, records)
-            draft.replace(self.root / MANIFEST)
+            self._write_records(self.root / MANIFEST, records)
             self._journal_path.unlink(missing_ok=True)
         except OSError as error:
             raise folder_error(error, self.name) from error
+
+    def _write_records(self, path: Path, records: Iterable[Record]) -> None:
+        with replacing(path, temporary_in=self._parts) as file:
+            for record in records:
+                file.write(line_of(record).encode())
 
     def _walk(self) -> Iterator[Item]:
         """All files, in no order; folders wait on a list, so that deep trees need no deep calls."""
@@ -190,27 +187,6 @@ class Folder:
             self._safe_parents.add(parent)
         return target
 
-    def _lock(self) -> FileLock:
-        from filelock import FileLock, Timeout
-
-        owner = self._state / "owner"
-        try:
-            self._state.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self._state / "lock", fallback_to_soft=False)
-            lock.acquire(timeout=0)
-            owner.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
-            shutil.rmtree(self._parts, ignore_errors=True)
-            self._parts.mkdir(exist_ok=True)
-        except Timeout as error:
-            who = owner.read_text(encoding="utf-8").strip() if owner.exists() else "it did not say who it is"
-            raise DataError(
-                f"another staging into {self.name} is running ({who})",
-                remedy="wait until it ends, or stop it; then run this again",
-            ) from error
-        except OSError as error:
-            raise folder_error(error, self.name) from error
-        return lock
-
 
 def _item_of(entry: os.DirEntry[str], path: str) -> Item | None:
     """A file, or None for a folder that is to be looked into; links count as what they lead to."""
@@ -236,11 +212,6 @@ def folder_error(error: OSError, name: str) -> DataError:
             f"user {os.getuid()} may not write or read {where}: {error.strerror}",
             remedy="give the folder to that user (chown), mount it writable, or on EFS mount it by an access point",
         )
-    if error.errno in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
-        return DataError(
-            f"{where} takes no locks, so two stagings could meet there: {error.strerror}",
-            remedy="mount it with locks, Lustre with the option flock (deploy/helm/storage does)",
-        )
     return DataError(
         f"{where}: {error.strerror or error}", remedy="check the folder and its mount, then run this again"
     )
@@ -260,11 +231,3 @@ def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
     """Lines, none of which is read further than a manifest's may be long."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         yield line
-
-
-def _write_lines(path: Path, records: Iterable[Record]) -> None:
-    with path.open("wb") as file:
-        for record in records:
-            file.write(line_of(record).encode())
-        file.flush()
-        os.fsync(file.fileno())

@@ -14,10 +14,10 @@ from typing import Any
 
 from maskfleet.data.stage.folder import CHUNK_BYTES
 from maskfleet.data.stage.manifest import MANIFEST, FileProblem, Item, Record, is_own_file, line_of, records_of
-from maskfleet.data.stage.s3_errors import code_of, s3_error, s3_errors
+from maskfleet.data.stage.s3_errors import s3_error, s3_errors
 from maskfleet.errors import DataError
 from maskfleet.log import logger
-from maskfleet.system.aws import aws_session
+from maskfleet.system.aws import aws_client, aws_exceptions, aws_session, code_of
 
 PART_BYTES = 8 * CHUNK_BYTES  # of a multipart upload; smaller files go in one request
 ATTEMPTS = 10  # of a request that S3 does not answer or asks to slow down
@@ -125,8 +125,6 @@ class Prefix:
 
     def _chunks(self, item: Item, body: Any) -> Iterator[bytes]:
         """The bytes of an object; a connection that breaks is opened again where it broke."""
-        from botocore.exceptions import BotoCoreError, FlexibleChecksumError
-
         done, attempt = 0, 1
         while True:
             try:
@@ -135,9 +133,9 @@ class Prefix:
                         done += len(chunk)
                         yield chunk
                 return
-            except FlexibleChecksumError as error:
-                raise FileProblem(item.path, "does not fit the checksum that S3 keeps of it") from error
-            except BotoCoreError as error:
+            except aws_exceptions() as error:
+                if type(error).__name__ == "FlexibleChecksumError":
+                    raise FileProblem(item.path, "does not fit the checksum that S3 keeps of it") from error
                 if attempt == _READ_ATTEMPTS:
                     raise s3_error(error, f"s3://{self._bucket}/{self._prefix}{item.path}", "read") from error
                 time.sleep(min(2.0 ** (attempt - 1), 8.0) / 4)
@@ -171,11 +169,9 @@ class Prefix:
 
     def _abort(self, what: dict[str, Any]) -> None:
         """Throw away parts that would be paid for and never seen; why they are thrown away matters more than how."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
         try:
             self._client.abort_multipart_upload(**what)
-        except (BotoCoreError, ClientError) as error:
+        except aws_exceptions() as error:
             logger.warning("parts of an upload to s3://%s/%s are left: %s", what["Bucket"], what["Key"], error)
 
 
@@ -215,17 +211,5 @@ def _split(url: str) -> tuple[str, str]:
 
 def _client(workers: int) -> Any:
     session = aws_session("places in S3")
-    from botocore.config import Config
-    from botocore.exceptions import BotoCoreError
-
-    config = Config(
-        max_pool_connections=workers,
-        retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
-        connect_timeout=10,
-        read_timeout=60,
-        user_agent_extra="maskfleet-stage",
-    )
-    try:
-        return session.client("s3", config=config)
-    except (BotoCoreError, ValueError) as error:
-        raise s3_error(error, "S3", "reach") from error
+    with s3_errors("S3", "reach"):
+        return aws_client(session, "s3", connections=workers, attempts=ATTEMPTS)

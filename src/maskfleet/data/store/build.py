@@ -6,18 +6,19 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from filelock import FileLock
 
 from maskfleet.data.store.coco import KIND_POLYGONS, KIND_RLE, CocoFile, read_coco
 from maskfleet.data.store.columns import Column, DamagedFileError, map_columns, write_columns
 from maskfleet.errors import DataError
+from maskfleet.system.files import sha256, write_atomically
+from maskfleet.system.lock import LockHeldError, NoLocksError, locked
 
 FORMAT = "v1"
 LOCK_TIMEOUT_S = 1800
@@ -45,7 +46,10 @@ def built_store(annotations: Path, cache_dir: Path | None) -> Path:
             remedy="set XDG_CACHE_HOME to a folder that can be written",
         )
     path = folder_to_write / name
-    with _locked(path):
+    with ExitStack() as stack:
+        # Without the lock two processes may build the same store: that costs time, but it appears by an atomic rename.
+        with suppress(LockHeldError, NoLocksError, OSError):
+            stack.enter_context(locked(Path(f"{path}.lock"), f"building {path}", wait_s=LOCK_TIMEOUT_S))
         if not _is_whole(path):
             _build(annotations, path, digest)
     return path
@@ -177,8 +181,7 @@ def _text(annotations: Path) -> tuple[str, str]:
 
 def _sha256(annotations: Path) -> str:
     try:
-        with annotations.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256(annotations)
     except OSError as error:
         raise _unreadable(annotations, error) from error
 
@@ -220,11 +223,7 @@ def _remember_digest(annotations: Path, digest: str, folders: Sequence[Path]) ->
     folder = _first_writable(folders)
     if folder is None:
         return
-    handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
-    with os.fdopen(handle, "w") as file:
-        json.dump({"state": state, "sha256": digest}, file)
-    Path(temporary).chmod(0o644)
-    Path(temporary).replace(folder / name)
+    write_atomically(folder / name, json.dumps({"state": state, "sha256": digest}))
 
 
 def _first_writable(folders: Sequence[Path]) -> Path | None:
@@ -237,18 +236,3 @@ def _first_writable(folders: Sequence[Path]) -> Path | None:
         except OSError:
             continue
     return None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the store's lock; where there are no locks, or one is stuck, go on: the store comes by an atomic rename."""
-    lock = FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S, fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except OSError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        lock.release()

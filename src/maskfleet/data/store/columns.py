@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from maskfleet.system.files import replacing
 
 MAGIC = b"MFCOLS\x00\x01"
 PREFIX_BYTES = 48
@@ -29,28 +30,19 @@ class DamagedFileError(Exception):
 
 
 def write_columns(path: Path, columns: Mapping[str, Column], meta: Mapping[str, Any]) -> None:
-    """Write `columns` and the JSON value `meta` to `path` in one step: others see all of the file, or none of it."""
+    """Write `columns` and the JSON value `meta` to `path` in one step: readers see all of the file, or none of it."""
     layout, offset = [], 0
     for name, column in columns.items():
         layout.append((name, column.dtype.newbyteorder("<").str, column.shape, offset))
         offset = _aligned(offset + column.nbytes)
     header = json.dumps({"columns": layout, "bytes": offset, "meta": meta}, sort_keys=True).encode()
     start = _aligned(PREFIX_BYTES + len(header))
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(MAGIC + len(header).to_bytes(8, "little") + hashlib.sha256(header).digest() + header)
-            for name, dtype, _, place in layout:
-                file.seek(start + place)
-                file.write(np.ascontiguousarray(columns[name], dtype=dtype).data)
-            file.truncate(start + offset)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        file.write(MAGIC + len(header).to_bytes(8, "little") + hashlib.sha256(header).digest() + header)
+        for name, dtype, _, column_start in layout:
+            file.seek(start + column_start)
+            file.write(np.ascontiguousarray(columns[name], dtype=dtype).data)
+        file.truncate(start + offset)
 
 
 def map_columns(path: Path) -> tuple[dict[str, Column], Any]:

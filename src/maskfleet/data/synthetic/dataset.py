@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import multiprocessing
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ import numpy.typing as npt
 
 from maskfleet.data.synthetic.shapes import FINE, KINDS, Scene, draw_scene, visible_cells, visible_pixels
 from maskfleet.errors import ConfigError, DataError
+from maskfleet.system.files import building_folder
 
 SPLITS = ("train", "val")
 CATEGORY_IDS = (1, 2, 4, 7, 8, 11, 13, 17, 18, 21)  # gaps, as COCO's own ids have
@@ -74,16 +73,9 @@ def make_shapes(
     root = Path(root)
     if _is_made(root, spec):
         return
-    root.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(dir=root.parent, prefix=f".{root.name}."))
-    try:
+    with building_folder(root) as building:
         _write_splits(building, spec, workers, progress or (lambda done, total: None))
         (building / SPEC_FILE).write_text(_described(spec))
-        building.chmod(0o755)
-        building.replace(root)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
 
 
 def _check(spec: ShapesSpec) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from maskfleet.data.synthetic.dataset import SPEC_FILE, SPLITS
 from maskfleet.errors import DataError
+from maskfleet.system.files import set_aside
 
 OUR_FILES = re.compile(
     rf"(\.maskfleet|annotations|{'|'.join(SPLITS)}|{re.escape(SPEC_FILE)}"
@@ -31,15 +30,8 @@ def replacing_shapes(root: Path) -> Iterator[None]:
         yield
         return
     _expect_ours(root)
-    aside = Path(tempfile.mkdtemp(dir=root.parent, prefix=f".{root.name}.old."))
-    root.rename(aside / root.name)
-    try:
+    with set_aside(root):
         yield
-    except BaseException:
-        (aside / root.name).rename(root)
-        aside.rmdir()
-        raise
-    shutil.rmtree(aside)
 
 
 def _expect_ours(root: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from maskfleet.errors import InfraError
-from maskfleet.system.process_stream import Finished, capture
+from maskfleet.errors import InfraError, MaskfleetError
+from maskfleet.system.process import Finished, capture
 
 Capture = Callable[..., Finished]
 REQUEST_S = 30
@@ -28,7 +28,7 @@ class Cluster:
         """(whether the API answers, its version or why not)."""
         try:
             answer = self._kubectl(["get", "--raw", "/version"])
-        except InfraError as error:
+        except MaskfleetError as error:
             return False, error.what
         if answer.code != 0:
             return False, _reason(answer)

@@ -9,7 +9,7 @@ from typing import Any
 
 from maskfleet.errors import InfraError
 from maskfleet.infra.terraform.root import MINIMUM_FOR_S3_LOCK, Program
-from maskfleet.system.private_files import read_json, write_json
+from maskfleet.system.files import read_json, write_private_json
 
 # Terraform merges files of this ending over the rest, so that it holds whatever the root itself says of a backend.
 OVERRIDE_FILE = "maskfleet_override.tf.json"
@@ -73,5 +73,5 @@ def write_backend(stored: Path, wanted: Backend, *, folders: dict[str, Path], st
         )
     states.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, folder in folders.items():
-        write_json(folder / OVERRIDE_FILE, {"terraform": {"backend": wanted.block(name, folder, states)}})
-    write_json(stored, asdict(wanted))
+        write_private_json(folder / OVERRIDE_FILE, {"terraform": {"backend": wanted.block(name, folder, states)}})
+    write_private_json(stored, asdict(wanted))

@@ -16,7 +16,7 @@ from maskfleet.infra.terraform.progress import Progress
 from maskfleet.infra.terraform.root import Root
 from maskfleet.infra.terraform.session import Session
 from maskfleet.infra.terraform.state import Resource, State, is_named, split_kept
-from maskfleet.system.private_files import write_json
+from maskfleet.system.files import write_private_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def cluster_of(session: Session, state: State) -> Cluster | None:
     if not session.has_cluster(state) or access is None:
         return None
     profile = session.settings.get("profile")
-    write_json(session.work.kubeconfig, kubeconfig_of(access, profile=str(profile) if profile else None))
+    write_private_json(session.work.kubeconfig, kubeconfig_of(access, profile=str(profile) if profile else None))
     return Cluster(session.work.kubeconfig, session.env)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from maskfleet.infra.terraform.backend import OVERRIDE_FILE
-from maskfleet.system.private_files import read_json, write_json
+from maskfleet.system.files import read_json, write_private_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,14 @@ def entry(journal: Path, root: str) -> Entry:
 def recorded(journal: Path, root: str, did: str, folder: Path) -> Iterator[None]:
     """Note in `journal` that `did` is under way on a root, then how it ended."""
     note = {"did": did, "at": time.strftime("%Y-%m-%d %H:%M:%S"), "fingerprint": fingerprint(folder)}
-    write_json(journal, {**read_json(journal), root: {**note, "ended": ""}})
+    write_private_json(journal, {**read_json(journal), root: {**note, "ended": ""}})
     ended = "failed"
     try:
         yield
         ended = "ended well"
     finally:
         note["at"] = time.strftime("%Y-%m-%d %H:%M:%S")
-        write_json(journal, {**read_json(journal), root: {**note, "ended": ended}})
+        write_private_json(journal, {**read_json(journal), root: {**note, "ended": ended}})
 
 
 def fingerprint(folder: Path) -> str:

@@ -17,7 +17,7 @@ from maskfleet.infra.terraform.events import parse_event
 from maskfleet.infra.terraform.progress import Progress
 from maskfleet.infra.terraform.state import State, parse_state
 from maskfleet.infra.view import View
-from maskfleet.system.process_stream import Finished, capture, stream
+from maskfleet.system.process import Finished, capture, stream
 
 MINIMUM = (1, 5, 0)
 MINIMUM_FOR_S3_LOCK = (1, 10, 0)

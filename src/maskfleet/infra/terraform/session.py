@@ -16,7 +16,8 @@ from maskfleet.infra.terraform.root import Root, find_terraform
 from maskfleet.infra.terraform.state import Resource, State, is_named
 from maskfleet.infra.view import View
 from maskfleet.infra.workdir import WorkFolder
-from maskfleet.system.private_files import read_json, write_json
+from maskfleet.system.files import read_json, write_private_json
+from maskfleet.system.lock import locked
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ def open_session(options: Options, place: Place, view: View, env: Mapping[str, s
     check_change(work.backend, backend, in_use=_has_local_state(work) or _was_used(work))
     folders = {root.name: root.folder for root in (session.base, session.addons)}
     write_backend(work.backend, backend, folders=folders, states=work.states, program=program)
-    write_json(work.settings, settings)
+    write_private_json(work.settings, settings)
     session.backend = backend
     if backend.bucket is None:
         view.say(f"the state is kept in {work.states} only: do not lose it; --state-bucket keeps it in S3")
@@ -123,21 +124,10 @@ def open_session(options: Options, place: Place, view: View, env: Mapping[str, s
 
 @contextmanager
 def only_one(options: Options) -> Iterator[None]:
-    """Hold the work folder, so that two commands do not change its files at once."""
-    from filelock import FileLock, Timeout
-
+    """Hold the work folder, so that two commands do not change its files at the same time."""
     options.workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = FileLock(options.workdir / ".lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise InfraError(
-            f"another maskfleet infra is at work in {options.workdir}", remedy="wait until it has ended"
-        ) from None
-    try:
+    with locked(options.workdir / ".lock", f"changing the infrastructure in {options.workdir}"):
         yield
-    finally:
-        lock.release()
 
 
 def _session(work: WorkFolder, place: Place, view: View, env: Mapping[str, str], settings: dict[str, Any]) -> Session:

@@ -13,8 +13,8 @@ from typing import Any
 
 from maskfleet.errors import ConfigError
 from maskfleet.infra.terraform.root import ANSI, Program, quiet
-from maskfleet.system.private_files import write_json
-from maskfleet.system.process_stream import capture
+from maskfleet.system.files import write_private_json
+from maskfleet.system.process import capture
 
 Settings = dict[str, Any]
 VARIABLES_FILE = "maskfleet.auto.tfvars.json"
@@ -104,7 +104,7 @@ def check_known(settings: Iterable[str], known: Iterable[str]) -> None:
 def write_variables(folder: Path, settings: Settings) -> None:
     """Give a root the settings that it declares, in a file that Terraform loads by itself; never on a command line."""
     names = declared(folder)
-    write_json(folder / VARIABLES_FILE, {name: value for name, value in settings.items() if name in names})
+    write_private_json(folder / VARIABLES_FILE, {name: value for name, value in settings.items() if name in names})
 
 
 def _blocks(folder: Path, kind: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from maskfleet.launch.files.agent import RefusedError, parts_of
 from maskfleet.launch.files.transfer import AGENT, Stream, Volume
 from maskfleet.system.kube.client import ApiError, Json, Kube
 from maskfleet.system.kube.exec import process_in
-from maskfleet.system.signals import leaving_in_order
+from maskfleet.system.signals import interrupt_on_signals
 
 START_S = 600.0  # a training image of many GB may have to be pulled first
 POLL_S = 1.0
@@ -37,7 +37,7 @@ def volume_of(
     _refuse_way_out(below)
     name = f"{release}-files-{secrets.token_hex(3)}"
     pod_path = kube.of_namespace("pods", name)
-    with leaving_in_order():
+    with interrupt_on_signals():
         kube.create(kube.of_namespace("pods"), pod_for(name, release, place, writable=writable))
         try:
             told(f"starting pod {name}")

@@ -1,6 +1,7 @@
-"""Files of a run, asked where they are: in a pod, on a host, on this machine. Python's standard library alone.
+"""Files of a run, read and written where they are: in a pod, on a host, on this machine.
 
-It is sent as `python3 -I -c SOURCE` and gets one line of JSON on standard input:
+It is sent to that pod or host and runs there alone: standard library only. It is started as `python3 -I -c SOURCE` and
+gets one line of JSON on standard input:
 
 {"op": "list",    "root": R, "path": P, "deep": bool}          entries below R/P, one line of JSON each
 {"op": "send",    "root": R, "path": P, "files": [[F, N, S]]}  files R/P/F, from byte N on if those before sum to S

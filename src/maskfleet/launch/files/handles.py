@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from maskfleet.errors import LaunchError
 from maskfleet.launch.files.transfer import AGENT, BrokenError, Entry, Fetched, Stream, Volume
 from maskfleet.launch.job import JobHandle
+from maskfleet.system.process import piped
 
 T = TypeVar("T")
 
@@ -89,14 +90,8 @@ class _Pipes:
 
 @contextlib.asynccontextmanager
 async def _local_agent() -> AsyncIterator[Stream]:
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, *AGENT, stdin=pipe, stdout=pipe)
-    try:
+    async with piped([sys.executable, *AGENT]) as process:
         yield _Pipes(process)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
 
 
 class _SshProcess:

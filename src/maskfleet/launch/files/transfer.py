@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from maskfleet.errors import LaunchError
 from maskfleet.launch.files import agent as volume_agent
 from maskfleet.launch.files.agent import CHUNK, DRAFT
+from maskfleet.system.files import move_into_place
 
 BATCH = 200  # files asked for at once
 TRIES = 5  # without any byte between them
@@ -198,7 +199,8 @@ async def _take(lines: _Lines, draft: _Draft, header: dict[str, Any], done: Fetc
         with _writing(draft.target):
             file.flush()
     _expect(digest.hexdigest(), await lines.hear(), draft)
-    draft.path.replace(draft.target)
+    with _writing(draft.target):
+        move_into_place(draft.path, draft.target)
     os.utime(draft.target, ns=(int(header["mtime_ns"]), int(header["mtime_ns"])))
     done.files += 1
 

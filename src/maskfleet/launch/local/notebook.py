@@ -6,8 +6,6 @@ import importlib.util
 import os
 import secrets
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,7 +17,8 @@ from pathlib import Path
 from maskfleet.errors import LaunchError
 from maskfleet.system.deploy_files import notebooks_path
 from maskfleet.system.kube.port_forward import bound_socket
-from maskfleet.system.signals import leaving_in_order
+from maskfleet.system.process import Running, start
+from maskfleet.system.signals import interrupt_on_signals
 
 POLL_S = 0.2
 STOP_S = 10.0
@@ -77,17 +76,17 @@ def serve(run_dir: Path, *, port: int, on_ready: Callable[[LocalServers], None])
     with tempfile.TemporaryDirectory(prefix="maskfleet-notebook-") as logs:
         env = {**os.environ, "JUPYTER_TOKEN": servers.token, "LOGDIR": str(run_dir.resolve())}
         with (
-            leaving_in_order(),
+            interrupt_on_signals(),
             _child("JupyterLab", servers.jupyter, work, env, Path(logs)) as jupyter,
             _child("TensorBoard", servers.tensorboard, work, env, Path(logs)) as board,
         ):
             on_ready(servers)
-            while all(process.poll() is None for process in (jupyter, board)):
+            while all(process.exit_code() is None for process in (jupyter, board)):
                 time.sleep(POLL_S)
-            name, ended = ("JupyterLab", jupyter) if jupyter.poll() is not None else ("TensorBoard", board)
+            name, ended = ("JupyterLab", jupyter) if jupyter.exit_code() is not None else ("TensorBoard", board)
             words = (Path(logs) / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
             shown = "\n".join(line.replace(servers.token, "…") for line in words[-SHOWN_LINES:])
-            raise LaunchError(f"{name} ended with {ended.returncode}:\n{shown}", remedy="mend that, then try again")
+            raise LaunchError(f"{name} ended with {ended.exit_code()}:\n{shown}", remedy="fix that, then try again")
 
 
 def placed_notebooks(run_dir: Path) -> Path:
@@ -101,20 +100,10 @@ def placed_notebooks(run_dir: Path) -> Path:
 
 
 @contextmanager
-def _child(
-    name: str, command: tuple[str, ...], cwd: Path, env: dict[str, str], logs: Path
-) -> Iterator[subprocess.Popen[bytes]]:
-    with (logs / f"{name}.log").open("wb") as log:
-        # In a session of its own, so that Ctrl-C reaches this process alone, which then ends both in order.
-        process = subprocess.Popen(
-            command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+def _child(name: str, command: tuple[str, ...], cwd: Path, env: dict[str, str], logs: Path) -> Iterator[Running]:
+    # In a session of its own, so that Ctrl-C reaches this process alone, which then stops both in order.
+    process = start(command, cwd=cwd, env=env, output=logs / f"{name}.log")
     try:
         yield process
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.stop(STOP_S)

@@ -1,4 +1,6 @@
-"""Makes the Python environment of a launch on a host. Sent there and run alone: standard library only.
+"""Makes the Python environment of a launch on a host.
+
+It is sent to that host and runs there alone, before maskfleet is installed: standard library only.
 
 python3 environment.py ENVIRONMENT WHEEL
 """

@@ -1,4 +1,6 @@
-"""What one host tells the doctor about itself. Sent there and run alone: standard library only, and torch for `reduce`.
+"""What one host reports to the doctor about itself.
+
+It is sent to that host and runs there alone: standard library only, and torch for `reduce`.
 
 python3 probe.py '{"what": "facts", …}'      prints one JSON object
 """

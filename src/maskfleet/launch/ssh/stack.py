@@ -9,7 +9,7 @@ from typing import Any
 from maskfleet.errors import LaunchError
 from maskfleet.launch.instances import Instance
 from maskfleet.launch.supervise.job_files import Host
-from maskfleet.system.aws import aws_session
+from maskfleet.system.aws import aws_client, aws_error, aws_exceptions, aws_session, code_of
 
 _GROUP, _INSTANCE, _NESTED = "AWS::AutoScaling::AutoScalingGroup", "AWS::EC2::Instance", "AWS::CloudFormation::Stack"
 _STANDING = ("CREATE_COMPLETE", "UPDATE_COMPLETE", "IMPORT_COMPLETE", "UPDATE_ROLLBACK_COMPLETE")
@@ -23,11 +23,11 @@ def hosts_of_stack(name: str, *, region: str | None, known: Mapping[str, Instanc
     """
     session = aws_session("hosts of a stack", region=region)
     with _aws_errors(name):
-        with closing(session.client("cloudformation")) as client:
+        with closing(aws_client(session, "cloudformation")) as client:
             groups, instances = _resources(client, name)
-        with closing(session.client("autoscaling")) as client:
+        with closing(aws_client(session, "autoscaling")) as client:
             wanted, members = _members(client, groups)
-        with closing(session.client("ec2")) as client:
+        with closing(aws_client(session, "ec2")) as client:
             found = _running(client, [*instances, *members])
     if not found:
         raise LaunchError(
@@ -94,28 +94,22 @@ def _address(instance: dict[str, Any]) -> str:
 @contextmanager
 def _aws_errors(stack: str) -> Iterator[None]:
     """What AWS refuses, as a message with a remedy."""
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
-
     try:
         yield
-    except NoCredentialsError as error:
-        raise LaunchError(
-            f"cannot look up stack {stack}: no AWS credentials", remedy="run `aws configure`, or set AWS_PROFILE"
-        ) from error
-    except NoRegionError as error:
-        raise LaunchError(
-            f"cannot look up stack {stack}: no AWS region", remedy="set AWS_REGION, or --launch-set region=us-west-2"
-        ) from error
-    except ClientError as error:
-        code, message = error.response["Error"]["Code"], error.response["Error"]["Message"]
-        if code == "ValidationError" and "does not exist" in message:
+    except aws_exceptions() as error:
+        if code_of(error) == "ValidationError" and "does not exist" in str(error):
             raise LaunchError(
                 f"there is no stack {stack} in this region", remedy="check its name, AWS_PROFILE and the region"
             ) from error
-        raise LaunchError(
-            f"AWS refused to look up stack {stack}: {code}: {message}",
-            remedy="the account needs cloudformation:DescribeStacks and ListStackResources, "
+        if type(error).__name__ == "NoRegionError":
+            raise LaunchError(
+                f"no AWS region to look up stack {stack} in", remedy="set AWS_REGION, or --launch-set region=us-west-2"
+            ) from error
+        raise aws_error(
+            error,
+            f"look up stack {stack}",
+            service="CloudFormation",
+            permissions="cloudformation:DescribeStacks and ListStackResources, "
             "autoscaling:DescribeAutoScalingGroups, ec2:DescribeInstances",
+            kind=LaunchError,
         ) from error
-    except BotoCoreError as error:
-        raise LaunchError(f"cannot look up stack {stack}: {error}", remedy="check the network and try again") from error

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import IO
 
 from maskfleet.launch.supervise.job_files import stamp
 from maskfleet.launch.supervise.processes import end, marked, sweep, wrappers_of
+from maskfleet.system.process import shell_code, start
 
 _RANK_TAG = re.compile(rb"^\[rank\d+\]: ")
 _MPI_TAG = re.compile(rb"^\[1,(\d+)\]<std\w+>: ?")
@@ -23,37 +22,23 @@ class Child:
 
     def __init__(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], output: Path, mark: str) -> None:
         self._mark = mark
-        self._process = subprocess.Popen(
-            list(argv),
-            cwd=cwd,
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        assert self._process.stdout is not None
-        self._pump = threading.Thread(target=_pump, args=(self._process.stdout, output), daemon=True)
+        self._process = start(argv, cwd=cwd, env=env, output="pipe")
+        self._pump = threading.Thread(target=_pump, args=(self._process.output, output), daemon=True)
         self._pump.start()
 
     def exit_code(self) -> int | None:
-        """As a shell tells it: 128 + N for signal N; None while it runs."""
-        code = self._process.poll()
-        if code is None:
-            return None
-        return 128 - code if code < 0 else code
+        """As a shell reports it: 128 + N for signal N; None while it runs."""
+        code = self._process.exit_code()
+        return None if code is None else shell_code(code)
 
-    def stop(self, patience_s: float) -> None:
-        """Ask once, wait, then kill all that is left."""
-        if self._process.poll() is None:
-            # mpirun would kill the ranks a second after asking them; asked alone, one rank tells all others to save.
+    def stop(self, grace_s: float) -> None:
+        """Send SIGTERM once, wait for up to `grace_s`, then kill all that is left."""
+        if self._process.exit_code() is None:
+            # mpirun would kill the ranks a second after SIGTERM; one rank that gets it makes all others save.
             wrappers = wrappers_of(marked(self._mark))
             end(wrappers or [self._process.pid], number=signal.SIGTERM)
-            try:
-                self._process.wait(patience_s)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+            if self._process.wait(grace_s) is None:
+                self._process.kill()
         self.clean()
 
     def clean(self) -> None:

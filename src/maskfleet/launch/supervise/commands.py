@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import socket
-import struct
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from maskfleet.launch.supervise.job_files import Endpoint, Host, Job
 from maskfleet.launch.supervise.processes import MARK, mark_of
+from maskfleet.system.network import interface_with
 
 PORTS = 16  # a new rendezvous takes the next of so many ports: the one before may still linger on its own
 JOIN_S = 600  # that long the hosts that are left wait for enough others
 LOCK_S = 180  # a file server takes a minute or two to give the locks of a dead machine away
 SAVE_S = 60  # that long a rank may take to save after SIGTERM
-_SIOCGIFADDR = 0x8915
 
 
 def environment(job: Job, run_dir: Path, index: int, base: Mapping[str, str]) -> dict[str, str]:
@@ -27,7 +24,7 @@ def environment(job: Job, run_dir: Path, index: int, base: Mapping[str, str]) ->
     # torchrun would keep one store for all attempts, in which the ranks of a new one find the addresses of dead ones.
     env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if len(job.hosts) > 1:
-        interface = interface_towards(job, index)
+        interface = interface_with(local_address(job, index))
         if interface is not None:
             env.setdefault("GLOO_SOCKET_IFNAME", interface)
             env.setdefault("NCCL_SOCKET_IFNAME", interface)
@@ -105,17 +102,3 @@ def local_address(job: Job, index: int) -> str:
         except OSError:
             continue  # this name does not resolve, or there is no route; another may
     return bare_address(job.hosts[index].address)
-
-
-def interface_towards(job: Job, index: int) -> str | None:
-    """Name of the network interface that has this host's address towards the others; None where it cannot be told."""
-    address = local_address(job, index)
-    for _, name in socket.if_nameindex():
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", os.fsencode(name)[:15]))
-            except OSError:
-                continue  # an interface without an IPv4 address
-        if socket.inet_ntoa(answer[20:24]) == address:
-            return name
-    return None

@@ -1,7 +1,7 @@
 """The files by which the supervisors of a job, and whoever asks about it, know of each other.
 
 RUN_DIR/launch/job.json         what to run and where; written once
-RUN_DIR/launch/endpoint.json    which host keeps the rendezvous, and the how-manieth one it is
+RUN_DIR/launch/endpoint.json    which host keeps the rendezvous, and its generation number
 RUN_DIR/launch/outcome.json     how the run ended; written once, by the first to know
 RUN_DIR/launch/cancel           somebody wants it to stop
 RUN_DIR/launch/host-0/          beat.json, events.jsonl, output.log and the ranks' own logs of the first host, and so on
@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from maskfleet.errors import LaunchError
+from maskfleet.system.files import read_json, write_atomically, write_once
 
 LAUNCH = "launch"
 
@@ -101,32 +101,27 @@ class JobFolder:
 
     def beat(self, index: int) -> Beat | None:
         data = read_json(self.host(index) / "beat.json")
-        return Beat(**data) if data is not None else None
+        return Beat(**data) if data else None
 
     def write_beat(self, index: int, beat: Beat) -> None:
-        write_whole(self.host(index) / "beat.json", json.dumps(asdict(beat)))
+        # Not synced: a busy disk may take longer to sync than the other hosts wait for a heartbeat.
+        write_atomically(self.host(index) / "beat.json", json.dumps(asdict(beat)), durable=False)
 
     def outcome(self) -> dict[str, Any] | None:
         """`state` and `exit_code` of a run that ended."""
-        return read_json(self.path / "outcome.json")
+        return read_json(self.path / "outcome.json") or None
 
     def write_outcome(self, state: str, exit_code: int, why: str = "") -> None:
         """The first outcome stands."""
-        draft = _draft_of(self.path / "outcome.json")
-        draft.write_text(json.dumps({"state": state, "exit_code": exit_code, "why": why, "time": time.time()}))
-        try:
-            os.link(draft, self.path / "outcome.json")
-        except FileExistsError:
-            return
-        finally:
-            draft.unlink()
+        outcome = {"state": state, "exit_code": exit_code, "why": why, "time": time.time()}
+        write_once(self.path / "outcome.json", json.dumps(outcome))
 
     def endpoint(self) -> Endpoint | None:
         data = read_json(self.path / "endpoint.json")
-        return Endpoint(**data) if data is not None else None
+        return Endpoint(**data) if data else None
 
     def write_endpoint(self, endpoint: Endpoint) -> None:
-        write_whole(self.path / "endpoint.json", json.dumps(asdict(endpoint)))
+        write_atomically(self.path / "endpoint.json", json.dumps(asdict(endpoint)))
 
     def wants_cancel(self) -> bool:
         return (self.path / "cancel").exists()
@@ -174,46 +169,3 @@ class JobFolder:
 def stamp() -> str:
     """Now, as every line of a job's log begins: sorting the lines of all hosts puts them in order."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in `path`; None if there is no such file."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    assert isinstance(data, dict)
-    return data
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Give `path` its content at once."""
-    draft = _draft_of(path)
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
-
-
-def _draft_of(path: Path) -> Path:
-    """A name for this one writer: two hosts may well have processes of the same number."""
-    return path.with_name(f"{path.name}.{secrets.token_hex(6)}.part")
-
-
-def locked(lock: IO[str], *, within_s: float) -> bool:
-    """Whether `lock` became ours in that time; it stays so until the file is closed."""
-    import fcntl  # not on Windows, from where one may launch
-
-    deadline = time.monotonic() + within_s
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.1)
-        except OSError as error:
-            raise LaunchError(
-                f"{lock.name} cannot be locked: {error.strerror}",
-                remedy="keep runs on a file system with locks; mount Lustre with the option flock",
-            ) from error
-        else:
-            return True

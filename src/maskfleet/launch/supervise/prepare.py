@@ -8,8 +8,9 @@ from pathlib import Path
 from maskfleet.config.load import RUN_FILE, load, write_run_file
 from maskfleet.errors import LaunchError
 from maskfleet.launch.job import JobState
-from maskfleet.launch.supervise.job_files import LAUNCH, write_whole
+from maskfleet.launch.supervise.job_files import LAUNCH
 from maskfleet.launch.supervise.status import await_close, status_of
+from maskfleet.system.files import write_atomically
 
 JOB_FILE = f"{LAUNCH}/job.json"
 INCOMING = ".incoming"  # ending of files that were sent and are not yet in place
@@ -40,7 +41,7 @@ def place(run_dir: Path, files: Mapping[str, str]) -> None:
             continue
         path = run_dir / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content)
+        write_atomically(path, content)
     for stale in ("outcome.json", "cancel", "endpoint.json"):
         (run_dir / LAUNCH / stale).unlink(missing_ok=True)
     for beat in (run_dir / LAUNCH).glob("host-*/beat.json"):

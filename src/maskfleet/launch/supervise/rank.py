@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from types import FrameType
 
 from maskfleet.launch.supervise.commands import bare_address, environment, local_address, train_command
 from maskfleet.launch.supervise.job_files import Job, JobFolder
+from maskfleet.system.process import shell_code, start
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
 STOPPED = "stopped"  # file in the host's folder: its rank was asked to stop, and saved
@@ -37,8 +37,12 @@ def main() -> int:
     folder = JobFolder(run_dir)
     job = folder.job()
     index = own_index(job)
-    trainer = subprocess.Popen(
-        [sys.executable, *train_command(run_dir)], env=environment(job, run_dir, index, os.environ)
+    # In the session of mpirun, which ends all processes of its session.
+    trainer = start(
+        [sys.executable, *train_command(run_dir)],
+        env=environment(job, run_dir, index, os.environ),
+        output="inherit",
+        new_session=False,
     )
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -48,12 +52,13 @@ def main() -> int:
     for number in STOPS:
         signal.signal(number, pass_on)
     code = trainer.wait()
+    assert code is not None, "without a time limit it waits for the end"
     if code in [128 + number for number in STOPS]:
         # mpirun would kill the ranks that still save if this one ended with anything but 0.
         folder.host(index).mkdir(parents=True, exist_ok=True)
         (folder.host(index) / STOPPED).touch()
         return 0
-    return 128 - code if code < 0 else code
+    return shell_code(code)
 
 
 if __name__ == "__main__":

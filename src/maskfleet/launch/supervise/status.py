@@ -8,16 +8,18 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from maskfleet.errors import MaskfleetError
 from maskfleet.launch.job import HostStatus, JobState, JobStatus
-from maskfleet.launch.supervise.job_files import JobFolder, locked
+from maskfleet.launch.supervise.job_files import JobFolder
 from maskfleet.launch.supervise.processes import mark_of, sweep
+from maskfleet.system.lock import LockHeldError, locked
+from maskfleet.system.process import detach
 
 SILENT_S = 40.0  # between machines, whose clocks may differ a little
 BEGIN_S = 120.0  # after that nobody is expected to begin any more
@@ -130,22 +132,17 @@ def start(run_dir: Path, index: int) -> None:
     """Start the supervisor of host `index` in a session of its own; where there is one already, nothing happens."""
     folder = JobFolder(run_dir)
     folder.host(index).mkdir(parents=True, exist_ok=True)
-    with (folder.host(index) / "supervisor.log").open("ab") as log:
-        subprocess.Popen(
-            [sys.executable, "-m", "maskfleet.launch.supervise.supervisor", str(run_dir), str(index)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    argv = [sys.executable, "-m", "maskfleet.launch.supervise.supervisor", str(run_dir), str(index)]
+    detach(argv, log=folder.host(index) / "supervisor.log")
 
 
-def stop(run_dir: Path, index: int, *, patience_s: float = 90) -> list[int]:
-    """Wait until host `index` has stopped after a wish to cancel, then kill what is left; the answer withstood."""
+def stop(run_dir: Path, index: int, *, grace_s: float = 90) -> list[int]:
+    """Wait until host `index` has stopped after a cancel request, then kill what is left; the answer withstood."""
     own = JobFolder(run_dir).host(index)
     own.mkdir(parents=True, exist_ok=True)
-    with (own / "lock").open("w") as lock:
-        locked(lock, within_s=patience_s)
+    with ExitStack() as stack:
+        with suppress(LockHeldError):  # a supervisor that does not stop in time is killed with the rest
+            stack.enter_context(locked(own / "lock", f"supervising {run_dir}", wait_s=grace_s))
         left = sweep(mark_of(run_dir))
     JobFolder(run_dir).write_outcome("cancelled", 143)
     return left

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
+from maskfleet.errors import MaskfleetError
 from maskfleet.launch.supervise.child import Child, write_line
 from maskfleet.launch.supervise.commands import JOIN_S, SAVE_S, environment, local_address, mpirun, torchrun
 from maskfleet.launch.supervise.connectivity import Reach
-from maskfleet.launch.supervise.job_files import Beat, Endpoint, Job, JobFolder, locked
+from maskfleet.launch.supervise.job_files import Beat, Endpoint, Job, JobFolder
 from maskfleet.launch.supervise.peers import BEAT_S, LOST_S, Peers
 from maskfleet.launch.supervise.processes import age_s, end, mark_of, marked, ranks_of, sweep
 from maskfleet.launch.supervise.rank import STOPPED
-from maskfleet.system.process import remote_line
+from maskfleet.system.lock import LockHeldError, locked
+from maskfleet.system.process import Running, remote_line, start
 
 TICK_S = 0.5
 RETRY_S = 10.0  # between attempts to reach a lost host
@@ -49,7 +51,7 @@ class Supervisor:
         self.state = "starting"
         self.changed_members = False  # whether hosts were lost or came back in this generation
         self.leaves = False  # whether this host is about to go down, and the run with it or without it
-        self._calls: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
+        self._calls: dict[int, tuple[Running, float]] = {}
         self._mpi_hosts: dict[int, str] = {}  # what the running mpirun spans
         self._beating = threading.Lock()
         self.address = local_address(self.job, index)
@@ -257,27 +259,21 @@ class Supervisor:
                 continue
             if call is not None and time.monotonic() - call[1] < RETRY_S:
                 continue
-            if call is not None and call[0].poll() is None:
+            if call is not None:
                 call[0].kill()
-                call[0].wait()
             argv = ["ssh", "-oBatchMode=yes", "-oConnectTimeout=5", "-oServerAliveInterval=3"]
             command = ["sh", str(self.folder.path / "remote"), "start", str(host)]
             line = remote_line(command)
             argv += [*ssh_target(self.job.hosts[host].address), line]
             try:
-                process = subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-                )
-            except FileNotFoundError:
+                self._calls[host] = (start(argv), time.monotonic())
+            except MaskfleetError:
                 return  # without an ssh client only the launching side can bring hosts back
-            self._calls[host] = (process, time.monotonic())
 
     def _finish(self) -> int:
         sweep(self.mark)
         for call, _ in self._calls.values():
-            if call.poll() is None:
-                call.kill()
-                call.wait()
+            call.kill()
         if self.folder.wants_cancel():
             self.folder.write_outcome("cancelled", 128 + signal.SIGTERM)
         outcome = self.folder.outcome()
@@ -361,11 +357,13 @@ def ssh_target(address: str) -> list[str]:
 
 
 def supervise(run_dir: Path, index: int) -> int:
-    """Be the supervisor, unless there is one; that of a run which is launched again may be just about to leave."""
+    """Be the supervisor, unless there is one; that of a run which is launched again may be about to exit."""
     own = JobFolder(run_dir).host(index)
     own.mkdir(parents=True, exist_ok=True)
-    with (own / "lock").open("w") as lock:
-        if not locked(lock, within_s=LEAVING_S):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(own / "lock", f"supervising {run_dir}", wait_s=LEAVING_S))
+        except LockHeldError:
             return 0
         supervisor = Supervisor(run_dir, index)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from maskfleet.config.model import ModelConfig
 from maskfleet.errors import WeightsError
 from maskfleet.model.weights.slots import Scope, expected_shapes
 from maskfleet.model.weights.tensorpack import RowOrder, npz_arrays
+from maskfleet.system.files import replacing
 
 Container = Literal["npz", "pth", "safetensors"]
 
@@ -96,21 +96,15 @@ def _check_state(state: Mapping[str, Tensor], config: ModelConfig) -> Scope:
 
 
 def _replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let `write` fill a file beside `path`, then put it in its place in one step."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Replace `path` by what `write` writes."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as out:
+        with replacing(path) as out:
             write(out)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(path)
     except OSError as error:
         raise WeightsError(
             f"{path} cannot be written: {error}", remedy="check the folder, its permissions and the free space"
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _container(path: Path) -> Container:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from maskfleet.errors import TrainingError
 from maskfleet.log import log_metrics, logger, number_text
+from maskfleet.system.files import write_atomically
 from maskfleet.training.output.tensorboard import TensorBoard
 
 FILE = "metrics.jsonl"
@@ -228,14 +228,8 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Give `path` new content; whoever looks, even after a power cut, sees the old or the new, whole."""
-    draft = path.with_name(f"{path.name}.part")
     try:
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        write_atomically(path, content)
     except OSError as error:
         raise _cannot_write(path, error) from error
 

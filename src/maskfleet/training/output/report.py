@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,11 +16,13 @@ from maskfleet import __version__, viz
 from maskfleet.config.load import dump
 from maskfleet.config.run import RunConfig
 from maskfleet.data.store.annotations import AnnotationStore, images_with_objects
+from maskfleet.errors import MaskfleetError
 from maskfleet.evaluation.pictures import drawn_detections, drawn_truth, read_picture
 from maskfleet.evaluation.report import write_report
 from maskfleet.inference.single import detect_in
 from maskfleet.log import duration_text
 from maskfleet.model.mask_rcnn import MaskRCNN
+from maskfleet.system.process import capture
 from maskfleet.training.output.metrics import read_metrics
 from maskfleet.training.state import Progress
 from maskfleet.training.step.ema import Ema
@@ -98,12 +99,10 @@ def _commit() -> str:
     """The commit this code was run from, if it was run from a repository."""
     here = Path(__file__).resolve().parent
     try:
-        done = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-        )
-    except OSError:
+        done = capture(["git", "-C", str(here), "describe", "--always", "--dirty"])
+    except MaskfleetError:
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return done.out.strip() if done.code == 0 else ""
 
 
 def _next_steps(run_dir: Path, config: RunConfig) -> list[str]:
