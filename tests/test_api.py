@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tools import ROOT
 from typer.testing import CliRunner
 
 import maskfleet
@@ -25,6 +24,7 @@ from maskfleet.config.base import replaced
 from maskfleet.config.run import RunConfig
 from maskfleet.data.synthetic.dataset import make_shapes
 from maskfleet.training.output.metrics import read_metrics
+from tools import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "python-api.md"
 
@@ -90,7 +90,7 @@ def test_every_name_can_be_used_and_is_listed() -> None:
 
 def test_type_checkers_see_what_is_imported_at_run_time() -> None:
     tree = ast.parse(Path(maskfleet.__file__).read_text(encoding="utf-8"))
-    [block] = [node for node in tree.body if isinstance(node, ast.If)]
+    block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {
         alias.asname or alias.name: (node.module, alias.name)
         for node in block.body

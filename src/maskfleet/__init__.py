@@ -47,14 +47,15 @@ _DEFINED_IN = {
     "train": ("maskfleet.training.start", "train"),
 }
 
+if not TYPE_CHECKING:  # with a module __getattr__, type checkers would accept every name
 
-def __getattr__(name: str) -> object:
-    if name not in _DEFINED_IN:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    def __getattr__(name: str) -> object:
+        if name not in _DEFINED_IN:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
 
-    module, attribute = _DEFINED_IN[name]
-    return getattr(import_module(module), attribute)
+        module, attribute = _DEFINED_IN[name]
+        return getattr(import_module(module), attribute)
 
 
 def __dir__() -> list[str]:

@@ -79,12 +79,13 @@ class Detector:
     ) -> NDArray[np.uint8]:
         """A copy of `image` with `detections` drawn on it, as an RGB array; also saved to `path` if given.
 
-        None draws what scores above the run's `eval.show_score_threshold`. An image with sides below 320 pixels is
-        enlarged, so that its labels can be read.
+        None draws what scores above the run's `eval.show_score_threshold`. An image whose longer side is below 320
+        pixels is enlarged, so that its labels can be read.
         """
         picture = bgr_pixels(image)
         if detections is None:
-            detections = self.detect(image, score=self.run.eval.show_score_threshold)
+            every = self._detections([picture])[0]
+            detections = every[every.scores > self.run.eval.show_score_threshold]
         if detections.image_size != picture.shape[:2]:
             height, width = detections.image_size
             raise DataError(
