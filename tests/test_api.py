@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -347,6 +348,19 @@ def test_an_evaluation_that_makes_no_sense_says_so(detector: Detector, tmp_path:
     make_shapes(tmp_path / "set", num_train=1, num_val=1, height=(64, 64), width=(64, 64), num_categories=3)
     with pytest.raises(MaskfleetError, match=r"has 2 categories, but .* has 3"):
         maskfleet.evaluate(detector, data=tmp_path / "set")
+
+
+def test_a_script_needs_no_guard_around_its_calls(trained: maskfleet.TrainingResult, tmp_path: Path) -> None:
+    """Loader processes are not forked, and multiprocessing would run the whole script again in each of them."""
+    shutil.copytree(trained.run_dir, tmp_path / "run")
+    text = (tmp_path / "run" / "run.yaml").read_text()
+    assert "num_workers: 0" in text
+    (tmp_path / "run" / "run.yaml").write_text(text.replace("num_workers: 0", "num_workers: 1"))
+    script = tmp_path / "script.py"
+    script.write_text('import maskfleet\nprint("started")\nprint(maskfleet.evaluate("run").num_images)\n')
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["started", "5"]
 
 
 # The documentation
