@@ -21,7 +21,8 @@ from machine import machine_facts
 from maskfleet.config.base import replaced
 from maskfleet.config.recipes import recipe
 from maskfleet.model.mask_rcnn import build_mask_rcnn
-from maskfleet.training.checkpoint import CheckpointStore, Snapshot
+from maskfleet.model.weights.checkpoint import Snapshot
+from maskfleet.training.checkpoint import CheckpointStore
 from maskfleet.training.optim import build_optimizer, momentum_state
 
 REPEATS = 8

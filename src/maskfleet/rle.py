@@ -3,21 +3,49 @@
 The text has six bits a character, offset 48: five of the number, low ones first, and one that says more follow.
 From a mask's fourth run on, what is written is the difference from the run two before.
 
-Shapes: N masks; V runs of many masks, one mask after the other; R runs of one.
+Shapes: N masks; V runs of many masks, one mask after the other; R runs of one; h x w a window of an image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
 
+import hotcoco
 import numpy as np
 from numpy.typing import NDArray
 
 MAX_GROUPS = 7  # 35 bits: more than any run of an image needs, and safe to shift in int64
 
 
+class Rle(TypedDict):
+    """A compressed mask that JSON can hold."""
+
+    size: list[int]  # [height, width]
+    counts: str
+
+
 class RleError(ValueError):
     """The text is not a run-length mask; says why."""
+
+
+def encode_window(y0: int, x0: int, window: NDArray[np.bool_], height: int, width: int) -> Rle:
+    """The RLE of an all-zero height x width mask with `window` [h, w] pasted at row `y0`, column `x0`.
+
+    The large mask is never allocated. Pixels outside the image are dropped.
+    """
+    inside = window[max(-y0, 0) : max(height - y0, 0), max(-x0, 0) : max(width - x0, 0)]
+    runs = _window_runs(max(y0, 0), max(x0, 0), inside, height, width)
+    return Rle(size=[height, width], counts=hotcoco.mask.rle_to_string({"size": [height, width], "counts": runs}))
+
+
+def rle_pixels(rle: Mapping[str, Any]) -> NDArray[np.bool_]:
+    """A compressed run-length mask as pixels [h, w]."""
+    height, width = rle["size"]
+    counts = rle["counts"]
+    runs = runs_from_text(counts.encode() if isinstance(counts, str) else counts)
+    values = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
+    return values.reshape(width, height).T
 
 
 def runs_from_text(text: bytes) -> NDArray[np.int64]:
@@ -69,6 +97,23 @@ def check_runs(runs: NDArray[np.int64], height: int, width: int) -> None:
     total = int(runs.sum())
     if total != height * width:
         raise RleError(f"its runs cover {total} pixels, but {height} x {width} has {height * width}")
+
+
+def _window_runs(y0: int, x0: int, window: NDArray[np.bool_], height: int, width: int) -> NDArray[np.int64]:
+    """Run lengths [R] of the image around `window` [h, w], which lies inside it."""
+    rows, columns = window.shape
+    padded = np.zeros((columns, rows + 1), dtype=np.bool_)
+    padded[:, 1:] = window.T
+    flat = np.append(padded.ravel(), False)
+    change = np.flatnonzero(flat[1:] != flat[:-1])  # start, end, start, end, ... of each column's runs
+    column, row = np.divmod(change, rows + 1)
+    bounds = (x0 + column) * height + y0 + row
+    if rows == height:  # a run may continue from the bottom of a column to the top of the next
+        joined = np.flatnonzero(bounds[1:-1:2] == bounds[2::2]) * 2 + 1
+        bounds = np.delete(bounds, np.concatenate([joined, joined + 1]))
+    if len(bounds) == 0 or bounds[-1] != height * width:
+        bounds = np.append(bounds, height * width)
+    return np.diff(bounds, prepend=0).astype(np.int64)
 
 
 def _groups(text: bytes, last: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:

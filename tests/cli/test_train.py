@@ -16,8 +16,7 @@ from maskfleet.config.base import replaced
 from maskfleet.config.load import write_run_file
 from maskfleet.config.recipes import recipe
 from maskfleet.data.synthetic.dataset import make_shapes
-from maskfleet.training.checkpoint import CheckpointStore
-from maskfleet.training.state import weights_of
+from maskfleet.model.weights.checkpoint import CheckpointFolder, weights_of
 
 SMALL = {
     "model.max_size_px": 64,
@@ -82,7 +81,7 @@ def test_eval_prints_all_twelve_values_and_every_class(run_dir: Path) -> None:
 
 
 def test_exported_weights_are_those_of_the_newest_checkpoint(run_dir: Path) -> None:
-    newest = CheckpointStore(run_dir / "checkpoints", keep_last=1).newest()
+    newest = CheckpointFolder(run_dir / "checkpoints").newest()
     assert newest is not None
     exported, saved = load_file(run_dir / "model.safetensors"), weights_of(newest)
     assert exported.keys() == saved.keys()

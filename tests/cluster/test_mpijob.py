@@ -19,7 +19,7 @@ from maskfleet.config.base import replaced
 from maskfleet.config.load import dump, load
 from maskfleet.config.recipes import recipe
 from maskfleet.data.synthetic.dataset import make_shapes
-from maskfleet.training.checkpoint import CheckpointStore
+from maskfleet.model.weights.checkpoint import CheckpointFolder
 from maskfleet.training.output.metrics import read_metrics
 from micro_run import MICRO
 
@@ -86,7 +86,7 @@ def last_step(run_dir: Path) -> int:
 
 
 def saved_step(run_dir: Path) -> int:
-    newest = CheckpointStore(run_dir / "checkpoints", keep_last=3).newest()
+    newest = CheckpointFolder(run_dir / "checkpoints").newest()
     return newest.step if newest is not None else 0
 
 

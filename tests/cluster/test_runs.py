@@ -10,7 +10,7 @@ from datetime import datetime
 from client import Client, run_dir_of, until
 from processes import losses
 
-from maskfleet.training.checkpoint import CheckpointStore
+from maskfleet.model.weights.checkpoint import CheckpointFolder
 from maskfleet.training.output.metrics import read_metrics
 
 LONG = ("-s", "eval.every_epochs=0", "-s", "checkpoint.every_epochs=5", "-s", "train.epoch_schedule=[[150, null]]")
@@ -59,7 +59,7 @@ def test_a_host_that_is_cut_off_and_comes_back_costs_no_step(client: Client) -> 
     assert {record["ranks"] for record in records} == {2, 3}
     images = sum(record["ranks"] for record in records)
     assert abs(images - 150 * 12) <= 3 * 3
-    newest = CheckpointStore(run_dir / "checkpoints", keep_last=3).newest()
+    newest = CheckpointFolder(run_dir / "checkpoints").newest()
     assert newest is not None
     assert newest.step == steps[-1]
     detected = datetime.fromisoformat(lost[0].split()[0]).timestamp()
@@ -95,7 +95,7 @@ def test_cancel_leaves_no_process_on_any_host_twice_in_a_row(client: Client) -> 
         assert done.returncode == 0, done.stderr
         client.cluster.until_idle()
     assert client.status(handle)["state"] == "cancelled"
-    newest = CheckpointStore(run_dir / "checkpoints", keep_last=3).newest()
+    newest = CheckpointFolder(run_dir / "checkpoints").newest()
     assert newest is not None
     assert newest.step == read_metrics(run_dir)[-1]["step"]
 

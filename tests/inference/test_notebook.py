@@ -17,8 +17,8 @@ from maskfleet.config.base import replaced
 from maskfleet.config.load import write_run_file
 from maskfleet.config.run import RunConfig
 from maskfleet.errors import TrainingError
-from maskfleet.evaluation.pictures import read_picture
-from maskfleet.inference.notebook import newest_run, tryout
+from maskfleet.inference.load import load
+from maskfleet.inference.notebook import newest_run, png, validation_images
 from maskfleet.training.run import train
 from tools import ROOT
 
@@ -52,22 +52,21 @@ def test_the_newest_run_is_the_one_that_saved_last(tmp_path: Path) -> None:
 
 def test_a_picture_shows_what_predict_finds(logs: Path, tmp_path: Path) -> None:
     """One way from image to model: the old notebooks handed it red and blue the wrong way round (W-C11)."""
-    model = tryout(newest_run(logs))
-    [image] = model.images(1, seed=1)
+    detector = load(newest_run(logs))
+    [image] = validation_images(detector, 1, seed=1)
     command = [sys.executable, "-m", "maskfleet", "predict", logs / "r50", image, "--out", tmp_path]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
-    ours = cv2.imdecode(np.frombuffer(model.png(image), np.uint8), cv2.IMREAD_COLOR)
-    theirs = read_picture(tmp_path / f"{image.stem}.png")
-    np.testing.assert_array_equal(ours, theirs)
-    bare = cv2.imdecode(np.frombuffer(model.png(image, score=1.0), np.uint8), cv2.IMREAD_COLOR)
+    ours = cv2.imdecode(np.frombuffer(png(detector.draw(image)), np.uint8), cv2.IMREAD_COLOR)
+    np.testing.assert_array_equal(ours, cv2.imread(str(tmp_path / f"{image.stem}.png")))
+    bare = detector.draw(image, detector.detect(image)[:0])[..., ::-1]
     assert (ours != bare).any(), "nothing was drawn, so nothing was compared"
 
 
 def test_images_are_those_of_validation_and_no_more_than_there_are(logs: Path) -> None:
-    model = tryout(logs / "r50")
-    assert len(set(model.images(3))) == 3
-    assert len(set(model.images(99))) == 5
-    assert model.images(3, seed=7) == model.images(3, seed=7)
+    detector = load(logs / "r50")
+    assert len(set(validation_images(detector, 3))) == 3
+    assert len(set(validation_images(detector, 99))) == 5
+    assert validation_images(detector, 3, seed=7) == validation_images(detector, 3, seed=7)
 
 
 def test_cells_only_call_the_package() -> None:

@@ -20,10 +20,12 @@ from maskfleet.config.run import RunConfig
 from maskfleet.data.pipeline.build import build_eval_loader
 from maskfleet.data.store.dataset import open_stores
 from maskfleet.data.synthetic.dataset import make_shapes
-from maskfleet.evaluation.pictures import drawn_detections, drawn_truth, rle_pixels
-from maskfleet.inference.predict import predict_batches, score_results
-from maskfleet.inference.single import detect_in
+from maskfleet.evaluation.evaluate import score_results
+from maskfleet.inference.detector import Detector
+from maskfleet.inference.draw import drawn_detections, drawn_truth
+from maskfleet.inference.predict import predict_batches
 from maskfleet.model.mask_rcnn import MaskRCNN, build_mask_rcnn
+from maskfleet.rle import rle_pixels
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,7 @@ def results_of(model: MaskRCNN, config: RunConfig, world_size: int = 1) -> dict[
             model,
             loader,
             device=torch.device("cpu"),
-            category_ids=[c.id for c in store.categories],
+            categories=[(c.id, c.name) for c in store.categories],
             accurate_paste=True,
         )
         assert not merged.keys() & part.keys()
@@ -119,9 +121,10 @@ def test_one_image_in_memory_gives_the_same_detections(model: MaskRCNN, config: 
     alone = replaced(config, {"eval.images_per_gpu": 1})
     for image_id, expected in list(results_of(model, alone).items())[:3]:
         record = store.image(store.index_of(image_id))
-        picture = cv2.imread(str(record.path))
         categories = tuple((c.id, c.name) for c in store.categories)
-        found = detect_in(model, picture, config, torch.device("cpu"), image_id=image_id, categories=categories)
+        detector = Detector(model, config, categories, "random", torch.device("cpu"))
+        picture = cv2.imread(str(record.path))[..., ::-1]
+        found = detector.detect(picture).to_coco(image_id)
         assert [item["category_id"] for item in found] == [item["category_id"] for item in expected]
         for key, tolerance in (("bbox", 2e-3), ("score", 2e-4)):  # a canvas of another size rounds differently
             np.testing.assert_allclose([item[key] for item in found], [item[key] for item in expected], atol=tolerance)  # type: ignore[arg-type]

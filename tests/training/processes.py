@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from maskfleet.config.load import write_run_file
 from maskfleet.config.run import RunConfig
-from maskfleet.training.checkpoint import CheckpointStore
+from maskfleet.model.weights.checkpoint import CheckpointFolder
 from maskfleet.training.output.metrics import read_metrics
 
 WALL_CLOCK = ("time", "images_per_s", "data_wait_s", "memory_mib")
@@ -66,7 +66,7 @@ def wait_for_step(process: subprocess.Popen[str], run_dir: Path, step: int) -> N
 
 def wait_for_checkpoints(process: subprocess.Popen[str], run_dir: Path, count: int) -> None:
     """Until so many are whole: they are written beside the training, which may be steps ahead of a slow disk."""
-    store = CheckpointStore(run_dir / "checkpoints", keep_last=count)
+    store = CheckpointFolder(run_dir / "checkpoints")
     _wait(process, lambda: len(store.steps()) >= count, f"checkpoint {count}")
 
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from maskfleet.errors import TrainingError
+from maskfleet.model.weights.checkpoint import Snapshot, read_checkpoint
 from maskfleet.training import checkpoint
-from maskfleet.training.checkpoint import CheckpointStore, HostCopies, Snapshot, read_checkpoint, write_checkpoint
+from maskfleet.training.checkpoint import CheckpointStore, HostCopies, write_checkpoint
 
 
 def snapshot(step: int) -> Snapshot:
@@ -42,8 +43,8 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
 def test_the_newest_are_kept_and_the_best_besides(tmp_path: Path) -> None:
     target = store(tmp_path, keep_last=2)
     save_all(target, 1, 2, 3, 4, 5, best=2)
-    assert target.steps() == [2, 4, 5]
-    assert target.best_step() == 2
+    assert target.saved.steps() == [2, 4, 5]
+    assert target.saved.best_step() == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         f"step-00000000{step}.{suffix}" for step in (2, 4, 5) for suffix in ("json", "safetensors")
     )
@@ -54,7 +55,7 @@ def test_a_newer_best_replaces_the_older_one(tmp_path: Path) -> None:
     target.save(snapshot(1), best=True)
     target.save(snapshot(2), best=True)
     save_all(target, 3)
-    assert target.steps() == [2, 3]
+    assert target.saved.steps() == [2, 3]
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone", "manifest"])
@@ -63,7 +64,7 @@ def test_a_damaged_newest_falls_back_to_the_one_before(
 ) -> None:
     target = store(tmp_path)
     save_all(target, 1, 2)
-    path = target.path(2)
+    path = target.saved.path(2)
     match damage:
         case "flip":
             data = bytearray(path.read_bytes())
@@ -75,27 +76,27 @@ def test_a_damaged_newest_falls_back_to_the_one_before(
             path.unlink()
         case "manifest":
             path.with_suffix(".json").write_text('{"size": 1')
-    found = target.newest()
+    found = target.saved.newest()
     assert found is not None
     assert found.step == 1
-    assert "going on from step 1" in caplog.text
+    assert "using step 1" in caplog.text
     assert str(path) in caplog.text
 
 
 def test_all_damaged_is_an_error_and_deletes_nothing(tmp_path: Path) -> None:
     target = store(tmp_path)
     save_all(target, 1)
-    target.path(1).write_bytes(b"rubbish")
+    target.saved.path(1).write_bytes(b"rubbish")
     with pytest.raises(TrainingError, match="all 1 checkpoints"):
-        target.newest()
-    assert target.path(1).exists()
+        target.saved.newest()
+    assert target.saved.path(1).exists()
 
 
 def test_a_file_without_its_manifest_is_no_checkpoint(tmp_path: Path) -> None:
     target = store(tmp_path)
     save_all(target, 1, 2)
-    target.path(2).with_suffix(".json").unlink()
-    assert target.steps() == [1]
+    target.saved.path(2).with_suffix(".json").unlink()
+    assert target.saved.steps() == [1]
 
 
 def test_a_full_disk_is_an_error_with_a_remedy_and_spares_the_older_ones(
@@ -112,9 +113,9 @@ def test_a_full_disk_is_an_error_with_a_remedy_and_spares_the_older_ones(
     target.save(snapshot(2))
     with pytest.raises(TrainingError) as caught:
         target.wait()
-    assert "no room left" in caught.value.what
+    assert "No space left on device" in caught.value.what
     assert "keep_last" in caught.value.remedy
-    assert target.steps() == [1]
+    assert target.saved.steps() == [1]
     assert not list(tmp_path.glob(".*"))
 
 
@@ -125,11 +126,11 @@ def test_copies_do_not_follow_the_training() -> None:
     assert copies["w"].tolist() == [0, 0, 0]
 
 
-def test_copies_use_their_room_again() -> None:
-    room = HostCopies()
-    first = room.of({"w": torch.zeros(3)})["w"].data_ptr()
-    assert room.of({"w": torch.ones(3)})["w"].data_ptr() == first
-    assert room.of({"w": torch.ones(4)})["w"].tolist() == [1, 1, 1, 1]
+def test_copies_reuse_their_buffers() -> None:
+    copies = HostCopies()
+    first = copies.of({"w": torch.zeros(3)})["w"].data_ptr()
+    assert copies.of({"w": torch.ones(3)})["w"].data_ptr() == first
+    assert copies.of({"w": torch.ones(4)})["w"].tolist() == [1, 1, 1, 1]
 
 
 def test_a_save_waits_for_the_one_before_it(tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def test_a_save_waits_for_the_one_before_it(tmp_path: Path) -> None:
         weight.fill_(step)
         target.save(Snapshot(step, {"w": weight}, {}))
     target.wait()
-    assert [float(read_checkpoint(target.path(step)).tensors["w"][-1]) for step in (1, 2, 3)] == [1, 2, 3]
+    assert [float(read_checkpoint(target.saved.path(step)).tensors["w"][-1]) for step in (1, 2, 3)] == [1, 2, 3]
 
 
 def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from processes import (
 
 from maskfleet.config.base import replaced
 from maskfleet.config.run import RunConfig
-from maskfleet.training.checkpoint import CheckpointStore
+from maskfleet.model.weights.checkpoint import CheckpointFolder
 from maskfleet.training.output.metrics import read_metrics
 
 TOTAL_STEPS = 18
@@ -41,7 +41,7 @@ def test_a_run_logs_every_step_evaluates_and_saves(unharmed: Path) -> None:
     assert steps == list(range(1, TOTAL_STEPS + 1))
     evaluated = [record["step"] for record in records if "mAP(bbox)/IoU=0.5:0.95" in record]
     assert evaluated == [12, 18]
-    assert CheckpointStore(unharmed / "checkpoints", keep_last=3).steps()[-1] == TOTAL_STEPS
+    assert CheckpointFolder(unharmed / "checkpoints").steps()[-1] == TOTAL_STEPS
     assert (unharmed / "model.safetensors").exists()
     assert list((unharmed / "tensorboard").glob("events*"))
 
@@ -92,7 +92,7 @@ def test_a_signal_saves_and_exits_with_its_own_code(
     assert "everything is saved" in output
     assert "Traceback" not in output
     last = read_metrics(run_dir)[-1]["step"]
-    assert CheckpointStore(run_dir / "checkpoints", keep_last=3).steps()[-1] == last < TOTAL_STEPS
+    assert CheckpointFolder(run_dir / "checkpoints").steps()[-1] == last < TOTAL_STEPS
     finish(run_dir)
     assert losses(run_dir) == losses(unharmed)
     assert same_weights(run_dir, unharmed)
@@ -104,7 +104,7 @@ def test_a_damaged_newest_checkpoint_costs_steps_but_not_bits(unharmed: Path, tm
     wait_for_step(process, run_dir, 14)
     wait_for_checkpoints(process, run_dir, 2)
     kill_group(process)
-    store = CheckpointStore(run_dir / "checkpoints", keep_last=3)
+    store = CheckpointFolder(run_dir / "checkpoints")
     newest = store.path(store.steps()[-1])
     newest.write_bytes(newest.read_bytes()[:-1])
     output = finish(run_dir)
@@ -139,7 +139,7 @@ def test_another_number_of_ranks_goes_on_and_says_so(tmp_path: Path, micro: RunC
     wait_for_step(process, run_dir, 8)
     wait_for_checkpoints(process, run_dir, 1)
     kill_group(process)
-    store = CheckpointStore(run_dir / "checkpoints", keep_last=3)
+    store = CheckpointFolder(run_dir / "checkpoints")
     saved = store.steps()[-1]  # 6, or more where the kill took its time
     output = finish(run_dir, ranks=2)
     assert f"2 ranks and 4 images a step instead of 1 ranks and 2 images: that is step {saved // 2} now" in output
@@ -161,6 +161,6 @@ def test_two_processes_do_not_train_in_one_directory(tmp_path: Path, micro: RunC
 
 
 def test_weights_of_a_run_are_finite(unharmed: Path) -> None:
-    newest = CheckpointStore(unharmed / "checkpoints", keep_last=1).newest()
+    newest = CheckpointFolder(unharmed / "checkpoints").newest()
     assert newest is not None
     assert all(bool(torch.isfinite(t).all()) for t in newest.tensors.values() if t.is_floating_point())

@@ -14,7 +14,7 @@ NUM_TRAIN, NUM_VAL, SIDE_PX, NUM_CATEGORIES, MAX_OBJECTS = 480, 60, 128, 3, 4
 
 def demo(
     folder: Annotated[
-        Path, typer.Argument(help="Folder for the data and the run; a second call goes on there.")
+        Path, typer.Argument(help="Folder for the data and the run; a second call resumes there.")
     ] = Path("demo"),
 ) -> None:
     """Make a set of shapes, train a small Mask R-CNN on it, and show the result."""
@@ -39,14 +39,12 @@ def demo(
     config = resolve(recipe_name="demo", sets=[f'data.root="{data}"']).config
     import torch
 
-    from maskfleet.training.output.metrics import read_metrics
-    from maskfleet.training.run import train
+    from maskfleet.training.start import train
 
-    # So small a network gains little from more threads, and the loader wants a core too.
+    # So small a network gains little from more threads, and the loader needs a core too.
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))
-    train(config, run_dir)
-    final = [record for record in read_metrics(run_dir) if "mAP(bbox)/IoU=0.5" in record][-1]
-    box, mask = final["mAP(bbox)/IoU=0.5"], final["mAP(segm)/IoU=0.5"]
+    metrics = train(config, run_dir).metrics
+    box, mask = metrics["mAP(bbox)/IoU=0.5"], metrics["mAP(segm)/IoU=0.5"]
     out.print(f"\nOn {NUM_VAL} images it never saw: box AP50 {box:.3f}, mask AP50 {mask:.3f}.")
     out.print(f"The result, with pictures: {run_dir / 'report.html'}", markup=False)
     hints = {

@@ -1,4 +1,4 @@
-"""`maskfleet train`: train in a run directory, or go on with the run that is there."""
+"""`maskfleet train`: train in a run directory, or resume the run that is there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from maskfleet.cli.options import ConfigOption, RecipeOption, SetOption
 from maskfleet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from maskfleet.config.run import RunConfig, SplitConfig
+    from maskfleet.config.run import RunConfig
 
 
 def train(
@@ -47,13 +47,13 @@ def train(
     resolved = run_config(run_dir, recipe, config, sets)
     if gpus is not None and gpus > 1:
         _start_ranks(gpus, run_dir, resolved, wait)
-    from maskfleet.training.run import train as train_run
+    from maskfleet.training.start import train as start
 
-    train_run(resolved, run_dir, wait_s=wait)
+    start(resolved, run_dir, wait_s=wait)
 
 
 def run_config(run_dir: Path, recipe: str | None, config: Path | None, sets: list[str]) -> RunConfig:
-    """What to train: as the options say; without any, what the run directory says."""
+    """The configuration of the options; without recipe and file, that of the run in `run_dir`."""
     from maskfleet.config.load import RUN_FILE, resolve
 
     own = run_dir / RUN_FILE
@@ -62,27 +62,19 @@ def run_config(run_dir: Path, recipe: str | None, config: Path | None, sets: lis
     resolved = resolve(recipe_name=recipe, file=config, sets=sets).config
     if "auto" not in (*resolved.data.train, *resolved.data.val):
         return resolved
-    from maskfleet.config.base import replaced
-    from maskfleet.data.store.coco import found_splits
+    from maskfleet.data.store.dataset import with_found_splits
 
-    train, val = found_splits(Path(resolved.data.root).expanduser())
-    changes = {"data.train": _filled(resolved.data.train, train), "data.val": _filled(resolved.data.val, val)}
-    return replaced(resolved, changes)
-
-
-def _filled(splits: tuple[str | SplitConfig, ...], found: tuple[str, ...]) -> tuple[str | SplitConfig, ...]:
-    """`splits` with auto replaced by what was `found`."""
-    return tuple(name for split in splits for name in (found if split == "auto" else (split,)))
+    return with_found_splits(resolved)
 
 
 def _start_ranks(count: int, run_dir: Path, config: RunConfig, wait_s: float) -> None:
-    """Become torchrun, which starts this command once a GPU."""
+    """Replace this process by torchrun, which starts this command once per GPU."""
     import torch
 
     from maskfleet.config.load import write_run_file
 
     if "RANK" in os.environ:
-        raise ConfigError("--gpus inside torchrun would start ranks of ranks", remedy="leave --gpus out")
+        raise ConfigError("--gpus cannot be used inside torchrun, which starts the ranks", remedy="leave --gpus out")
     found = torch.cuda.device_count()
     if count > found:
         raise ConfigError(
@@ -95,7 +87,7 @@ def _start_ranks(count: int, run_dir: Path, config: RunConfig, wait_s: float) ->
 
 
 def _quoted(path: Path) -> str:
-    """`path` as a YAML text whatever characters it has."""
+    """`path` as a YAML string, whatever characters it has."""
     import json
 
     return json.dumps(str(path))

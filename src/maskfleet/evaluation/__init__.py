@@ -1,1 +1,1 @@
-"""From weights to predictions, AP and a report."""
+"""AP of detections and of trained models, and the report."""

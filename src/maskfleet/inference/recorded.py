@@ -1,4 +1,4 @@
-"""Detection, compiled and recorded as a CUDA graph for each shape of images."""
+"""Detection compiled and captured as a CUDA graph, one per shape of the images."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import torch
 from maskfleet.batch import Detections, Images
 from maskfleet.model.mask_rcnn import MaskRCNN
 
-WARM_UPS = 2  # calls before recording: the first compiles, the second finds everything loaded
+WARM_UPS = 2  # calls before the capture: the first compiles, the second runs with all kernels loaded
 
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    images: Images  # where the graph reads
+    images: Images  # static buffers that the graph reads
     graph: torch.cuda.CUDAGraph
-    detections: Detections  # where the graph writes
+    detections: Detections  # static buffers that the graph writes
 
 
 class RecordedDetector:
-    """`model.detect` for CUDA images; what it returns is overwritten by the next call.
+    """`model.detect` for CUDA images; each call overwrites the detections that the previous one returned.
 
-    Weights are read where they lie, so training may go on between calls.
+    The graph reads the model's own parameters, so training may continue between calls.
     """
 
     def __init__(self, model: MaskRCNN, *, dtype: torch.dtype | None) -> None:
@@ -33,26 +33,26 @@ class RecordedDetector:
     def __call__(self, images: Images) -> Detections:
         key = tuple(images.pixels.shape)
         if key not in self._recordings:
-            self._recordings[key] = self._recorded(images)
+            self._recordings[key] = self._record(images)
         recording = self._recordings[key]
         recording.images.pixels.copy_(images.pixels, non_blocking=True)
         recording.images.sizes.copy_(images.sizes, non_blocking=True)
         recording.graph.replay()
         return recording.detections
 
-    def _recorded(self, images: Images) -> _Recording:
-        places = Images(images.pixels.clone(), images.sizes.clone())
+    def _record(self, images: Images) -> _Recording:
+        buffers = Images(images.pixels.clone(), images.sizes.clone())
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UPS):
-                self._detected(places)
+                self._detect(buffers)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            detections = self._detected(places)
-        return _Recording(places, graph, detections)
+            detections = self._detect(buffers)
+        return _Recording(buffers, graph, detections)
 
-    def _detected(self, images: Images) -> Detections:
+    def _detect(self, images: Images) -> Detections:
         with torch.no_grad(), torch.autocast("cuda", dtype=self._dtype, enabled=self._dtype is not None):
             return self._compiled(images)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ from maskfleet.config.base import replaced
 from maskfleet.config.run import RunConfig
 from maskfleet.data.pipeline.build import build_train_loader
 from maskfleet.errors import ConfigError, TrainingError
+from maskfleet.inference.device import local_device
 from maskfleet.log import close_logging, logger, setup_logging
 from maskfleet.model.mask_rcnn import MaskRCNN, build_mask_rcnn
 from maskfleet.model.weights import load_weights, save_weights
-from maskfleet.training.checkpoint import CheckpointStore, Snapshot
+from maskfleet.model.weights.checkpoint import Snapshot, weights_of
+from maskfleet.training.checkpoint import CheckpointStore
 from maskfleet.training.distributed import Ranks, Worker, joined, worker_from_env
 from maskfleet.training.loop import Run, fit
 from maskfleet.training.optim import build_optimizer
@@ -28,7 +30,7 @@ from maskfleet.training.output.report import REPORT_PICTURES, sample_pictures, w
 from maskfleet.training.preflight import broken_images, expect_weights, found_weights, open_sets, shared_categories
 from maskfleet.training.run_lock import claimed
 from maskfleet.training.schedule import Schedule, schedule_for
-from maskfleet.training.state import Parts, Progress, position_of, restore, room_needed, weights_of
+from maskfleet.training.state import Parts, Progress, position_of, restore, room_needed
 from maskfleet.training.step.compiled import make_step_runner
 from maskfleet.training.step.ema import Ema
 from maskfleet.training.step.precision import precision_for
@@ -43,28 +45,13 @@ def train(config: RunConfig, run_dir: Path, *, wait_s: float = 0, env: Mapping[s
     Where another process trains there, its end is waited for up to `wait_s`.
     """
     worker = worker_from_env(env)
-    device = device_for(worker)
+    device = local_device(worker.local_rank)
     with joined(worker, device, env) as ranks, claimed(run_dir, config, ranks, wait_s=wait_s):
         setup_logging(run_dir, worker.rank)
         try:
             return _train(config, run_dir, ranks, device)
         finally:
             close_logging()
-
-
-def device_for(worker: Worker) -> torch.device:
-    """The rank's own GPU, or the CPU where there is none."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    count = torch.cuda.device_count()
-    if worker.local_rank >= count:
-        raise TrainingError(
-            f"rank {worker.rank} is number {worker.local_rank} on this machine, which has {count} GPUs",
-            remedy="start as many ranks a machine as it has GPUs",
-        )
-    device = torch.device("cuda", worker.local_rank)
-    torch.cuda.set_device(device)
-    return device
 
 
 def _train(config: RunConfig, run_dir: Path, ranks: Ranks, device: torch.device) -> list[Scores]:
@@ -122,7 +109,7 @@ def _train(config: RunConfig, run_dir: Path, ranks: Ranks, device: torch.device)
         loader.close()
         metrics.close()
     if worker.is_chief:
-        newest = checkpoints.newest()
+        newest = checkpoints.saved.newest()
         assert newest is not None
         names = [str(category["name"]) for category in categories]
         save_weights(run_dir / WEIGHTS_FILE, weights_of(newest), settled.model, names)
@@ -154,7 +141,7 @@ def _with_categories(config: RunConfig, count: int) -> RunConfig:
 
 def _newest_on_all(checkpoints: CheckpointStore, ranks: Ranks) -> Snapshot | None:
     """The newest whole checkpoint, which every rank must see."""
-    snapshot = checkpoints.newest()
+    snapshot = checkpoints.saved.newest()
     steps = ranks.gather(snapshot.step if snapshot is not None else None)
     steps = ranks.broadcast(steps)
     if len(set(steps)) > 1:
@@ -250,6 +237,3 @@ def _announce(schedule: Schedule, num_images: int, worker: Worker, device: torch
         schedule.full_lr,
         schedule.warmup_steps,
     )
-
-
-__all__: Sequence[str] = ["device_for", "train"]

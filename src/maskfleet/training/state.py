@@ -14,7 +14,7 @@ from maskfleet.config.run import RunConfig
 from maskfleet.data.pipeline.loader import TrainLoader
 from maskfleet.errors import TrainingError
 from maskfleet.model.mask_rcnn import MaskRCNN
-from maskfleet.training.checkpoint import Snapshot
+from maskfleet.model.weights.checkpoint import Snapshot
 from maskfleet.training.optim import load_momentum, momentum_state, trainable
 from maskfleet.training.step.ema import Ema
 from maskfleet.training.step.precision import Precision
@@ -95,9 +95,9 @@ def room_needed(parts: Parts) -> dict[str, Tensor]:
 
 def restore(parts: Parts, snapshot: Snapshot) -> Progress:
     """Put `snapshot` into the live parts; the loader was built from it already."""
-    _load_model(parts.model, _under(snapshot, "model/"))
-    load_momentum(parts.model, parts.optimizer, _under(snapshot, "momentum/"))
-    averages = _under(snapshot, "ema/")
+    _load_model(parts.model, snapshot.under("model/"))
+    load_momentum(parts.model, parts.optimizer, snapshot.under("momentum/"))
+    averages = snapshot.under("ema/")
     if parts.ema is not None and averages:
         for name, tensor in averages.items():
             parts.ema.averages[name].copy_(tensor)
@@ -119,15 +119,6 @@ def restore(parts: Parts, snapshot: Snapshot) -> Progress:
 def position_of(snapshot: Snapshot) -> int:
     """Place in the schedule, in steps of the snapshot's own number of images."""
     return int(snapshot.numbers.get("position", snapshot.step))
-
-
-def weights_of(snapshot: Snapshot) -> dict[str, Tensor]:
-    """The weights a user wants from a checkpoint: the averages where they were kept, else the plain ones."""
-    return _under(snapshot, "model/") | _under(snapshot, "ema/")
-
-
-def _under(snapshot: Snapshot, prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in snapshot.tensors.items() if name.startswith(prefix)}
 
 
 def _load_model(model: MaskRCNN, weights: dict[str, Tensor]) -> None:

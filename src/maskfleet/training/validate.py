@@ -13,7 +13,8 @@ from maskfleet.config.run import RunConfig
 from maskfleet.data.pipeline.build import build_eval_loader
 from maskfleet.data.store.annotations import AnnotationStore
 from maskfleet.evaluation.coco_eval import CocoScores, metric_names
-from maskfleet.inference.predict import predict_batches, score_results
+from maskfleet.evaluation.evaluate import score_results
+from maskfleet.inference.predict import predict_batches
 from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.training.distributed import Ranks
 from maskfleet.training.step.ema import Ema
@@ -61,7 +62,7 @@ class Validator:
                 model,
                 loader,
                 device=self.device,
-                category_ids=[category.id for category in store.categories],
+                categories=[(category.id, category.name) for category in store.categories],
                 accurate_paste=self.config.eval.accurate_paste,
             )
         finally:

@@ -17,28 +17,31 @@ DECODE_FLAGS = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"
 
 
-def read_image(path: Path, *, image_id: int, size: tuple[int, int] | None = None) -> npt.NDArray[np.uint8]:
+def read_image(
+    path: Path, *, image_id: int | None = None, size: tuple[int, int] | None = None
+) -> npt.NDArray[np.uint8]:
     """Pixels [h, w, 3] of the image file; DataError if it is missing, broken, or not of (height, width) `size`.
 
-    Grey and CMYK become BGR, alpha is dropped, 16 bits are cut to the upper 8.
+    Grey and CMYK become BGR, alpha is dropped, 16 bits are cut to the upper 8. `image_id` is None outside a data set.
     """
-    named = f"image {image_id}, {path}"
+    named = f"image {image_id}, {path}" if image_id is not None else f"image {path}"
+    or_skip = ", or set data.on_bad=skip to train without it" if image_id is not None else ""
     try:
         data = np.fromfile(path, np.uint8)
     except OSError as error:
         raise DataError(
             f"{named}, cannot be read: {error.strerror or error}",
-            remedy="put the file back, or set data.on_bad=skip to train without it",
+            remedy=f"put the file back{or_skip}",
         ) from error
     pixels = _decoded(data) if len(data) and not _is_cut_off(path, data) else None
     if pixels is None:
         what = "is not a whole image that OpenCV can decode" if len(data) else "is empty"
-        raise DataError(f"{named}, {what}", remedy="replace the file, or set data.on_bad=skip to train without it")
+        raise DataError(f"{named}, {what}", remedy=f"replace the file{or_skip}")
     if size is not None and pixels.shape[:2] != size:
         raise DataError(
             f"{named}, is {pixels.shape[0]} x {pixels.shape[1]} (height x width), but the annotations say "
             f"{size[0]} x {size[1]}",
-            remedy="correct width and height in the annotation file, or set data.on_bad=skip to train without it",
+            remedy=f"correct width and height in the annotation file{or_skip}",
         )
     return pixels
 

@@ -6,9 +6,12 @@ every random number from (run seed, pass, image), so that the same plan gives th
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import signal
+import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
@@ -165,7 +168,8 @@ class WorkerPool(Generic[AnyBatch]):
         if self._pool is None:
             self._pool = self._started()
         self._plans.plan, self._plans.numbers = plan, numbers
-        deliveries = iter(self._pool)
+        with _main_hidden():
+            deliveries = iter(self._pool)  # starts the workers at its first call
         for _ in numbers:
             delivery = self._next(deliveries)
             for warning in delivery.warnings:
@@ -287,6 +291,20 @@ class EvalLoader:
     def close(self) -> None:
         """End the workers."""
         self.pool.close()
+
+
+@contextlib.contextmanager
+def _main_hidden() -> Iterator[None]:
+    """Start processes that do not run the user's script again, as multiprocessing would to recreate `__main__`.
+
+    Scripts that call `maskfleet.train` then need no `if __name__ == "__main__"`; workers need nothing of theirs.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 class _Plans(Sampler[PlannedBatch]):

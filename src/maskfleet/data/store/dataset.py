@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from maskfleet.config.run import DataConfig, SplitConfig
+from maskfleet.config.base import replaced
+from maskfleet.config.run import DataConfig, RunConfig, SplitConfig
 from maskfleet.data.store.annotations import AnnotationStore, images_with_objects, open_store
-from maskfleet.data.store.coco import KIND_NONE, find_split, split_from_paths
+from maskfleet.data.store.coco import KIND_NONE, find_split, found_splits, split_from_paths
 from maskfleet.errors import DataError
 
 Ints = npt.NDArray[np.int64]
@@ -55,6 +56,16 @@ class ImageSet:
         return int(members[(own + 1 + seed % max(len(members) - 1, 1)) % len(members)])
 
 
+def with_found_splits(config: RunConfig) -> RunConfig:
+    """`config` with `auto` in its splits replaced by the splits in `data.root`."""
+    if "auto" not in (*config.data.train, *config.data.val):
+        return config
+    train, val = found_splits(Path(config.data.root).expanduser())
+    return replaced(
+        config, {"data.train": _filled(config.data.train, train), "data.val": _filled(config.data.val, val)}
+    )
+
+
 def open_stores(data: DataConfig, splits: Sequence[str | SplitConfig]) -> list[AnnotationStore]:
     """The annotation stores of `splits` as `data` names them, built where they are not yet."""
     root, cache_dir = Path(data.root).expanduser(), Path(data.cache_dir).expanduser() if data.cache_dir else None
@@ -65,6 +76,11 @@ def open_stores(data: DataConfig, splits: Sequence[str | SplitConfig]) -> list[A
         for split in splits
     ]
     return [open_store(path, cache_dir=cache_dir) for path in paths]
+
+
+def _filled(splits: tuple[str | SplitConfig, ...], found: tuple[str, ...]) -> tuple[str | SplitConfig, ...]:
+    """`splits` with auto replaced by `found`."""
+    return tuple(name for split in splits for name in (found if split == "auto" else (split,)))
 
 
 def training_images(

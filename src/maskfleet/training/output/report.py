@@ -17,9 +17,9 @@ from maskfleet.config.load import dump
 from maskfleet.config.run import RunConfig
 from maskfleet.data.store.annotations import AnnotationStore, images_with_objects
 from maskfleet.errors import MaskfleetError
-from maskfleet.evaluation.pictures import drawn_detections, drawn_truth, read_picture
 from maskfleet.evaluation.report import write_report
-from maskfleet.inference.single import detect_in
+from maskfleet.inference.detector import Detector
+from maskfleet.inference.draw import drawn_truth
 from maskfleet.log import duration_text
 from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.system.process import capture
@@ -39,16 +39,14 @@ def sample_pictures(
     chosen = images_with_objects(store)
     chosen = chosen[np.linspace(0, len(chosen) - 1, min(count, len(chosen))).astype(int)] if len(chosen) else chosen
     categories = tuple((category.id, category.name) for category in store.categories)
+    detector = Detector(model, config, categories, "the model in training", device)
     was_training = model.training
     model.eval()
     pictures = []
     with ema.used_by(model) if ema is not None else nullcontext():
         for index in chosen.tolist():
             record = store.image(index)
-            picture = read_picture(record.path)
-            results = detect_in(model, picture, config, device, image_id=record.id, categories=categories)
-            shown = [result for result in results if result["score"] > config.eval.show_score_threshold]
-            pair = [drawn_truth(store, index), drawn_detections(picture, shown, categories)]
+            pair = [drawn_truth(store, index), detector.draw(record.path)[..., ::-1]]
             pictures.append(
                 (f"{record.path.name}: annotated, found", viz.grid(pair, columns=2, tile=(TILE_PX, TILE_PX)))
             )

@@ -1,9 +1,8 @@
-"""Results and ground truth drawn on their images."""
+"""Results and ground truth drawn on their images, which are BGR here as everywhere below the Python API."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import cv2
@@ -13,20 +12,12 @@ from numpy.typing import NDArray
 from maskfleet import viz
 from maskfleet.data.pipeline.decode import read_image
 from maskfleet.data.store.annotations import AnnotationStore, clean_instances
-from maskfleet.errors import DataError
-from maskfleet.rle import runs_from_text
+from maskfleet.inference.detections import Categories
+from maskfleet.rle import rle_pixels
 
 Picture = NDArray[np.uint8]
 Scalar = TypeVar("Scalar", np.uint8, np.bool_)
 MIN_DRAWN_PX = 320  # longer side of a drawn picture
-Categories = Sequence[tuple[int, str]]  # (id, name) by label
-
-
-def read_picture(path: Path) -> Picture:
-    """The image at `path` [h, w, 3] BGR."""
-    if not path.is_file():
-        raise DataError(f"there is no image {path}", remedy="check the path")
-    return read_image(path, image_id=0)
 
 
 def drawn_detections(picture: Picture, results: Sequence[dict[str, Any]], categories: Categories) -> Picture:
@@ -63,17 +54,8 @@ def drawn_truth(store: AnnotationStore, index: int) -> Picture:
     return viz.draw(_enlarged(picture, factor), factor * objects.boxes, objects.labels, masks=masks, names=names)
 
 
-def rle_pixels(rle: dict[str, Any]) -> NDArray[np.bool_]:
-    """A compressed run-length mask as pixels [h, w]."""
-    height, width = rle["size"]
-    counts = rle["counts"]
-    runs = runs_from_text(counts.encode() if isinstance(counts, str) else counts)
-    values = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
-    return values.reshape(width, height).T
-
-
 def _enlargement(picture: Picture) -> int:
-    """By how much a small picture is drawn larger, so that its labels can be read."""
+    """Factor by which a small picture is enlarged, so that its labels can be read."""
     longer: int = max(picture.shape[:2])
     return max(1, -(-MIN_DRAWN_PX // longer))
 
@@ -83,7 +65,7 @@ def _enlarged(pixels: NDArray[Scalar], factor: int) -> NDArray[Scalar]:
 
 
 def _filled(polygons: Sequence[NDArray[np.float64]], hw: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Polygons as pixels, near enough for a picture."""
+    """Polygons as pixels, accurate enough for a picture."""
     canvas = np.zeros(hw, np.uint8)
     for polygon in polygons:
         cv2.fillPoly(canvas, [np.round(polygon).astype(np.int32)], 1)
