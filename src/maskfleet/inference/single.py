@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from maskfleet.batch import Images
 from maskfleet.config.run import RunConfig
-from maskfleet.data.pipeline.augment import resized_sizes
+from maskfleet.data.pipeline.geometry import resized_sizes
 from maskfleet.inference.predict import image_results
 from maskfleet.model.mask_rcnn import MaskRCNN
 
