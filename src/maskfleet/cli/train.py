@@ -1,4 +1,4 @@
-"""`maskfleet train`: train in a run directory, or go on with the run that is there."""
+"""`maskfleet train`: train in a run directory, or resume the run in it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def train(
         float,
         typer.Option(
             min=0,
-            help="Seconds to wait for another process that trains in RUN_DIR; without it, that is an error at once.",
+            help="Seconds to wait for another process that trains in RUN_DIR; by default that is an error.",
             show_default=False,
         ),
     ] = 0,
@@ -53,7 +53,7 @@ def train(
 
 
 def run_config(run_dir: Path, recipe: str | None, config: Path | None, sets: list[str]) -> RunConfig:
-    """What to train: as the options say; without any, what the run directory says."""
+    """The configuration from the options, or without any the one in the run directory."""
     from maskfleet.config.load import RUN_FILE, resolve
 
     own = run_dir / RUN_FILE
@@ -71,22 +71,22 @@ def run_config(run_dir: Path, recipe: str | None, config: Path | None, sets: lis
 
 
 def _filled(splits: tuple[str | SplitConfig, ...], found: tuple[str, ...]) -> tuple[str | SplitConfig, ...]:
-    """`splits` with auto replaced by what was `found`."""
+    """`splits` with auto replaced by `found`."""
     return tuple(name for split in splits for name in (found if split == "auto" else (split,)))
 
 
 def _start_ranks(count: int, run_dir: Path, config: RunConfig, wait_s: float) -> None:
-    """Become torchrun, which starts this command once a GPU."""
+    """Replace this process by torchrun, which starts this command once per GPU."""
     import torch
 
     from maskfleet.config.load import write_run_file
 
     if "RANK" in os.environ:
-        raise ConfigError("--gpus inside torchrun would start ranks of ranks", remedy="leave --gpus out")
+        raise ConfigError("--gpus cannot be used inside torchrun, which starts the ranks", remedy="leave out --gpus")
     found = torch.cuda.device_count()
     if count > found:
         raise ConfigError(
-            f"--gpus {count}, but this machine shows {found} GPUs", remedy="ask for fewer, or see `maskfleet doctor`"
+            f"--gpus {count}, but this machine has {found} GPUs", remedy="use fewer, or see `maskfleet doctor`"
         )
     write_run_file(run_dir, config)
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
@@ -95,7 +95,7 @@ def _start_ranks(count: int, run_dir: Path, config: RunConfig, wait_s: float) ->
 
 
 def _quoted(path: Path) -> str:
-    """`path` as a YAML text whatever characters it has."""
+    """`path` as a quoted YAML string."""
     import json
 
     return json.dumps(str(path))
