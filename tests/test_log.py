@@ -123,7 +123,7 @@ def test_values_keep_their_order_where_nothing_can_be_confused() -> None:
 
 
 def test_a_name_with_a_blank_is_refused() -> None:
-    with pytest.raises(AssertionError, match="blanks"):
+    with pytest.raises(AssertionError, match="whitespace"):
         metric_line({"two words": 1.0})
 
 

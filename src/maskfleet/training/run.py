@@ -70,33 +70,33 @@ def device_for(worker: Worker) -> torch.device:
 
 
 def _train(config: RunConfig, run_dir: Path, ranks: Ranks, device: torch.device) -> list[Scores]:
+    worker = ranks.worker
     data = open_data(config, ranks)
     config = _with_categories(config, len(data.categories))
     checkpoints = CheckpointStore(run_dir / "checkpoints", keep_last=config.checkpoint.keep_last)
     snapshot = _newest_on_all(checkpoints, ranks)
-    parts = _parts(config, data, ranks.worker, device, snapshot)
-    if ranks.worker.is_chief:
+    parts = _parts(config, data, worker, device, snapshot)
+    schedule = schedule_for(config.train, world_size=worker.world_size, steps_per_pass=parts.loader.steps_per_pass)
+    if worker.is_chief:
         checkpoints.reserve(tensors_to_save(parts))
-    progress = _resumed(parts, snapshot, ranks.worker) if snapshot is not None else Progress()
+    progress = _resumed(parts, snapshot, worker) if snapshot is not None else Progress()
     metrics = _metrics(run_dir, parts, ranks, device, snapshot)
-    schedule = _schedule(config, parts, ranks.worker)
-    runner = _runner(config, parts, schedule, ranks.worker, device)
+    runner = _runner(config, parts, schedule, worker, device)
     validator = Validator(config, data.val_stores, data.val_skip, ranks, device)
-    _log_setup(schedule, parts, ranks.worker, device)
+    _log_setup(schedule, parts, worker, device)
     try:
-        with LiveView(
-            schedule.total_steps + progress.shift, progress.done, enabled=None if ranks.worker.is_chief else False
-        ) as view:
+        total_steps = schedule.total_steps + progress.shift
+        with LiveView(total_steps, progress.done, enabled=None if worker.is_chief else False) as view:
             run = Run(
                 config, device, ranks, parts, runner, schedule, metrics, checkpoints, validator, data.categories, view
             )
             scores = fit(run, progress)
-            if ranks.worker.is_chief and (scores or not (run_dir / "report.html").exists()):
+            if worker.is_chief and (scores or not (run_dir / "report.html").exists()):
                 _report(run, progress, scores, run_dir)
     finally:
         parts.loader.close()
         metrics.close()
-    if ranks.worker.is_chief:
+    if worker.is_chief:
         _save_weights(run, progress, run_dir)
     return scores
 
@@ -117,10 +117,6 @@ def _parts(config: RunConfig, data: RunData, worker: Worker, device: torch.devic
     precision = precision_for(config.train.precision, device)
     ema = Ema(model, config.train.ema_decay) if config.train.ema_decay is not None else None
     return Parts(model, build_optimizer(model, config.train), precision, ema, loader)
-
-
-def _schedule(config: RunConfig, parts: Parts, worker: Worker) -> Schedule:
-    return schedule_for(config.train, world_size=worker.world_size, steps_per_pass=parts.loader.steps_per_pass)
 
 
 def _runner(

@@ -69,16 +69,6 @@ def row_of(name: str) -> Mapped | Explained | Nested:
     return row_of(row.of) if isinstance(row, Alias) else row
 
 
-def to_legacy(path: str, value: Any) -> tuple[str, str] | None:
-    """The first old name for our field `path` alone, and `value` in its spelling; None if there is none."""
-    for row in _ROWS.values():
-        if isinstance(row, Mapped) and row.paths == (path,):
-            text = row.kind.spell(value)
-            if text is not None and _reads_as(row, text, value):
-                return row.name, text
-    return None
-
-
 def _bare(name: str) -> str:
     """`name` without the prefix that SageMaker or a chart adds."""
     for prefix in PREFIXES:

@@ -62,8 +62,8 @@ TENSORPACK: tuple[Row, ...] = (
     Mapped("BACKBONE.STRIDE_1X1", "model.backbone.stride_1x1", FLAG),
     Explained(
         "TRAIN.NUM_GPUS",
-        "every GPU of the machine gets one process",
-        "remove it; `maskfleet train --gpus N` uses only some of them",
+        "the number of GPUs is not part of the configuration",
+        "remove it, and use `maskfleet train --gpus N`",
         accepts=("None",),
     ),
     Mapped("TRAIN.WEIGHT_DECAY", "train.weight_decay", NUMBER),

@@ -133,14 +133,6 @@ def with_fallback(buckets: Buckets) -> Buckets:
     return Buckets(buckets.canvases + extra, buckets.short_edge_px, buckets.max_px, buckets.divisor)
 
 
-def saving(buckets: Buckets, heights: Any, widths: Any) -> float:
-    """Share of the padded pixels that `buckets` save compared with one canvas per orientation."""
-    plain = choose_buckets(
-        "orientation", [], [], short_edge_px=buckets.short_edge_px, max_px=buckets.max_px, divisor=buckets.divisor
-    )
-    return 1 - buckets.padded_pixels(heights, widths) / plain.padded_pixels(heights, widths)
-
-
 def _long_sides(sizes: Ints) -> tuple[Ints, Ints]:
     """Long sides of the landscape (and square) images, and of the portrait ones."""
     portrait = sizes[:, 0] > sizes[:, 1]

@@ -57,11 +57,6 @@ class TrainOrder:
     def batches_per_pass(self) -> int:
         return len(self._bucket_of_batch)
 
-    @property
-    def repeats_per_pass(self) -> int:
-        """Images of a pass that are repeats, which fill the last batches."""
-        return self.batches_per_pass * self.images_per_batch - self.num_images
-
     def batch(self, number: int) -> PlannedBatch:
         """Batch `number` of the stream; random access."""
         pass_index, index = divmod(number, self.batches_per_pass)
@@ -122,11 +117,6 @@ class Cursor:
     group: int
     batches_per_pass: int
 
-    @property
-    def images_seen(self) -> int:
-        """Images used so far by all ranks."""
-        return self.batch * self.images_per_batch
-
     def as_dict(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in CURSOR_FIELDS}
 
@@ -165,10 +155,6 @@ class RankStream:
     def planned(self, step: int) -> PlannedBatch:
         """The batch of this rank at `step`."""
         return self.order.batch(self.cursor(step).batch + self.rank)
-
-    def position(self, step: int) -> tuple[int, int]:
-        """Position of the first rank at `step` -> (pass, batch within the pass)."""
-        return divmod(self.cursor(step).batch, self.order.batches_per_pass)
 
     def cursor(self, step: int) -> Cursor:
         """Position of the run before `step`, as a checkpoint stores it."""
