@@ -1,9 +1,9 @@
-"""How long a checkpoint keeps the training waiting, and how long it takes to be on the disk.
+"""How long a checkpoint blocks training, and how long it takes until it is on the disk.
 
     python benchmarks/checkpoint.py --device cuda
 
-R50-FPN Mask R-CNN with momentum, as a run would save it. The copy to pinned memory is what a step waits for; hashing,
-writing and syncing happen beside the training.
+R50-FPN Mask R-CNN with momentum, as a run saves it. A step waits for the copy to pinned memory only; hashing, writing
+and syncing overlap with training.
 """
 
 from __future__ import annotations

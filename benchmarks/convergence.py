@@ -1,9 +1,9 @@
-"""Does the fast path learn as well? The shapes set, compiled in bf16 and eager in fp32, a few seeds each.
+"""Does the compiled bf16 step reach the same AP as the eager fp32 step? Both train the shapes set with several seeds.
 
     python benchmarks/convergence.py --way compiled --seed 0 --out DIR     one run: writes DIR/compiled-0.json
     python benchmarks/convergence.py --collect DIR --out benchmarks/results/convergence.json
 
-The recipe is the demo's small model at a larger size, trained until its AP no longer rises.
+The recipe is the demo's small model at a larger size, trained until its AP no longer improves.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def one_run(way: str, seed: int, epochs: int) -> dict[str, Any]:
 
 
 def collected(folder: Path) -> dict[str, Any]:
-    """Mean and spread over the seeds of each way, and the difference in standard errors."""
+    """Mean and standard deviation over the seeds of each variant, and the difference in standard errors."""
     runs = [json.loads(file.read_text()) for file in sorted(folder.glob("*-*.json"))]
     result: dict[str, Any] = {"runs": runs}
     for name in NAMES:

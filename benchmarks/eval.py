@@ -2,9 +2,9 @@
 
     python benchmarks/eval.py [--images 5000] [--out benchmarks/results/eval.json]
 
-The data set is made up: 80 categories, 7.36 objects an image as in val2017, polygons and crowd RLEs, about 4.9
-detections an object with the noise of a fair model. Our time is that of `evaluate_detections`, which checks its input;
-pycocotools' is that of loading, evaluating, accumulating and summarizing. Neither counts the reading of JSON.
+The data set is synthetic: 80 categories, 7.36 objects per image as in val2017, polygons and crowd RLEs, about 4.9
+detections per object with the noise of an average model. Our time is that of `evaluate_detections`, which checks its
+input; pycocotools' is that of loading, evaluating, accumulating and summarizing. Neither includes reading JSON.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> None:
     print(json.dumps(record), flush=True)
     ours, record["maskfleet"] = timed(lambda: evaluate_detections(truth, results))
     print("maskfleet", record["maskfleet"], flush=True)
-    own = copy.deepcopy(results)  # pycocotools writes into what it is given
+    own = copy.deepcopy(results)  # pycocotools modifies its input
     theirs, record["pycocotools"] = timed(lambda: oracle(truth, own))
     print("pycocotools", record["pycocotools"], flush=True)
     for clock in ("cpu_s", "wall_s"):
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
-    """What `work` returns, and the seconds it took: of the wall, and of all threads of this process."""
+    """What `work` returns, and the seconds it took: wall time, and CPU time of all threads of this process."""
     wall, cpu = time.perf_counter(), time.process_time()
     outcome = work()
     return outcome, {
@@ -123,7 +123,7 @@ def made_up(num_images: int, rng: np.random.Generator) -> tuple[dict[str, Any], 
 def detections(
     rng: np.random.Generator, image_id: int, boxes: list[list[float]], categories: list[int], height: int, width: int
 ) -> list[dict[str, Any]]:
-    """Two or so near hits of each object, of falling quality, and false hits up to the usual number."""
+    """About two detections of each object, of decreasing quality, and false positives up to the usual number."""
     found = []
     for box, category_id in zip(boxes, categories, strict=True):
         for noise in (0.06, 0.15, 0.3)[: rng.integers(1, 4)]:

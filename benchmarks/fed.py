@@ -1,9 +1,9 @@
-"""Does the loader keep a GPU busy? Steps fed by JPEG files through the real loader, beside steps on a batch at hand.
+"""Does the loader keep a GPU busy? Steps fed from JPEG files by the real loader, compared with steps on one batch.
 
     python benchmarks/fed.py [--batch 16] [--images 640] [--steps 120] [--out benchmarks/results/fed.json]
 
 Generated pictures of COCO's usual size (480 x 640, about 60 KiB as JPEG, up to 15 objects) go through everything that
-training does: read, decode, flip, move, resize on the GPU to 800 x 1067 on a canvas of 800 x 1344, step with optimizer,
+training does: read, decode, flip, copy, resize on the GPU to 800 x 1067 on a canvas of 800 x 1344, step with optimizer,
 metrics read every 20 steps. Both figures come from one process, with the same compiled step.
 """
 
@@ -35,7 +35,7 @@ from maskfleet.training.step.precision import precision_for
 
 HEIGHT_PX, WIDTH_PX = 480, 640
 LOG_EVERY_STEPS = 20
-WARM_UPS = 20  # the queues of the workers run full while the first step compiles; these empty them
+WARM_UPS = 20  # the queues of the workers fill up while the first step compiles; these steps empty them
 
 
 def configured(root: Path, batch: int, workers: int) -> RunConfig:
@@ -55,7 +55,7 @@ def configured(root: Path, batch: int, workers: int) -> RunConfig:
 
 
 def measured(config: RunConfig, device: torch.device, steps: int) -> dict[str, Any]:
-    """Speed of fed steps and of steps alone."""
+    """Speed of steps with the loader and of steps without it."""
     model = build_mask_rcnn(config.model).to(device).train()
     runner = make_step_runner(
         model,

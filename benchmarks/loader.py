@@ -1,9 +1,9 @@
-"""How many images a second one core prepares, beside a plain PIL and pycocotools loader, and whether memory stays flat.
+"""Images per second that one core prepares, compared with a plain PIL and pycocotools loader, and memory over time.
 
     python benchmarks/loader.py [--images 200] [--out benchmarks/results/loader.json]
 
-Both go through the same generated set of COCO's image size, in turns, in one process and one thread; the time is that
-of the CPU, so that other jobs on the machine count little. The peer does what torchvision's reference does before the
+Both read the same generated set of COCO's image size, in turns, in one process and one thread; CPU time is measured, so
+that other jobs on the machine have little influence. The peer does what torchvision's reference does before the
 model: PIL decode, `annToMask` for each object, PIL resize to a short side of 800, flip, float tensor; the resize of
 its bitmaps, which torchvision does inside the model, is not counted. Ours gives the padded batch the model takes.
 `peer_uint8` leaves out the peer's conversion to float. Memory is that of two workers after each of three epochs.
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def measured_speeds(root: Path) -> dict[str, float]:
-    """CPU milliseconds an image: the median of ROUNDS turns each."""
+    """CPU milliseconds per image: the median of ROUNDS turns each."""
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -98,7 +98,7 @@ def drain(loader: TrainLoader, start: int, steps: int) -> None:
 
 
 def drain_undelivered(loader: TrainLoader, start: int, steps: int) -> None:
-    """The workers' share alone: without the resize, which is the device's."""
+    """The work of the workers alone, without the resize, which the GPU does."""
     for step in range(start, start + steps):
         assert loader.pool.dataset[loader.stream.planned(step)].moves is not None
 
@@ -110,7 +110,7 @@ def peer_epoch(coco: COCO, folder: Path, image_ids: list[int], turn: int, *, as_
 
 
 def peer_sample(coco: COCO, folder: Path, image_id: int, *, flip: bool, as_float: bool) -> tuple[torch.Tensor, ...]:
-    """Image [3, h, w], boxes [N, 4], labels [N], masks [N, h0, w0] as the usual script makes them."""
+    """Image [3, h, w], boxes [N, 4], labels [N], masks [N, h0, w0] as the usual training script makes them."""
     image = Image.open(folder / coco.imgs[image_id]["file_name"]).convert("RGB")
     annotations = [found for found in coco.imgToAnns[image_id] if not found["iscrowd"]]
     boxes = torch.tensor([found["bbox"] for found in annotations], dtype=torch.float32).reshape(-1, 4)

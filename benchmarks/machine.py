@@ -1,4 +1,4 @@
-"""Where and with what a benchmark ran: goes into every result."""
+"""The machine, commit and versions of a benchmark, for its result file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _gpu() -> str | None:
 
 
 def _commit() -> str:
-    """The commit; a copy of a working tree is told it by MASKFLEET_COMMIT, since git knows an older one there."""
+    """The commit; MASKFLEET_COMMIT overrides it in a copy of a working tree, where git would report an older one."""
     if "MASKFLEET_COMMIT" in os.environ:
         return os.environ["MASKFLEET_COMMIT"]
     git = ["git", "rev-parse", "--short", "HEAD"]

@@ -1,8 +1,8 @@
-"""Does the whole chain agree on real images? R50-FPN Mask R-CNN, from random weights, learns a few by heart.
+"""Do all parts fit together on real images? R50-FPN Mask R-CNN, from random weights, overfits a few of them.
 
     python benchmarks/overfit.py COCO_FOLDER --split train2017 --out benchmarks/results/overfit.json
 
-Trains and evaluates on the same images, so that losses, targets, sampling, detection and AP must fit together.
+Trains and evaluates on the same images, so that losses, targets, sampling, detection and AP must be consistent.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from maskfleet.training.output.metrics import read_metrics
 from maskfleet.training.run import train
 
 TARGET_BOX_AP, TARGET_MASK_AP = 0.60, 0.50
-MARGIN = 0.1  # it goes on a little beyond them, but not for ever
+MARGIN = 0.1  # training stops only this far above the targets
 
 
 def configured(root: Path, split: str, epochs: int, short_edge_px: int) -> RunConfig:
-    """Group normalisation, since nothing is pretrained; no flips, since nothing is to be generalised."""
+    """Group normalisation, since nothing is pretrained; no flips, since overfitting is the goal."""
     return replaced(
         recipe("scratch"),
         {

@@ -1,12 +1,12 @@
-"""How fast a GPU trains and detects, beside torchvision in the same run, and how far that is from the roofline.
+"""How fast a GPU trains and detects, compared with torchvision in the same run and with the roofline.
 
     python benchmarks/step.py --what train --batch 16 [--model r50_fpn_mask] [--peer torchvision] [--out FILE]
 
 Images of 800 x 1333 on a canvas of 800 x 1344, 8 objects each; bf16; the whole step with the optimizer. Weights are
-random, so `foreground_iou` is lowered until the 128 foreground and 384 background slots of an image are all taken, as
-they are not always in real training: the heads work in full. The time of a step is the median of CUDA events between
-steps, each on another batch. Results are appended to FILE, one record a run. Runs that share a `--turn` file compile
-side by side and measure one at a time, from the choice of cuDNN's algorithms on.
+random, so `foreground_iou` is lowered until all 128 foreground and 384 background samples of an image are used, which
+in real training is not always so: the heads get their full load. The time of a step is the median of CUDA events
+between steps, each on another batch. Results are appended to FILE, one record per run. Runs that share a `--turn` file
+compile in parallel and measure one at a time, from the choice of cuDNN's algorithms on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from maskfleet.config.run import TrainConfig  # noqa: E402
 from maskfleet.inference.recorded import RecordedDetector  # noqa: E402
 from maskfleet.model.mask_rcnn import MaskRCNN, build_mask_rcnn  # noqa: E402
 from maskfleet.training.optim import build_optimizer  # noqa: E402
-from maskfleet.training.step.buffers import Capacity, empty_batch, fill  # noqa: E402
+from maskfleet.training.step.buffers import Capacity, copy_into, static_batch  # noqa: E402
 from maskfleet.training.step.compiled import CompiledStepRunner  # noqa: E402
 from maskfleet.training.step.precision import precision_for  # noqa: E402
 
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def train(config: ModelConfig, options: argparse.Namespace) -> dict[str, Any]:
-    """Speed, memory and start of a training step; and its losses beside those of the same model, eager in fp32."""
+    """Speed, memory and start-up of a training step, and its losses compared with the same model, eager in fp32."""
     device = torch.device("cuda")
     model = build_mask_rcnn(config).to(device).train()
     batches = [noise_batch(options.batch, seed=seed).to(device) for seed in range(3)]
@@ -81,7 +81,7 @@ def train(config: ModelConfig, options: argparse.Namespace) -> dict[str, Any]:
         world_size=1,
     )
     if options.turn is not None:
-        runner._learn(_placed(batches[0]))
+        runner._learn(_in_static_buffers(batches[0]))
         runner._update.drop_gradients()
     waited_s = _wait_for_turn(options.turn)
     losses, metrics = runner.step(batches[0], lr=0.0, update=True, with_metrics=True)
@@ -107,7 +107,7 @@ def train(config: ModelConfig, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def detect(config: ModelConfig, options: argparse.Namespace) -> dict[str, Any]:
-    """Speed of detection with masks; random weights and a score threshold of 0 give 100 detections an image."""
+    """Speed of detection with masks; random weights and a score threshold of 0 give 100 detections per image."""
     config = config.model_copy(update={"inference": config.inference.model_copy(update={"score_threshold": 0.0})})
     device = torch.device("cuda")
     model: MaskRCNN = build_mask_rcnn(config).to(device).eval()
@@ -165,7 +165,7 @@ def torchvision_train(batch: int, *, steps: int = 12) -> dict[str, Any]:
 
 
 def median_ms(step: Callable[[Batch], object], batches: list[Batch], *, steps: int = STEPS) -> float:
-    """Median time of a step, by events between steps, after a few to warm up."""
+    """Median time of a step, by CUDA events between steps, after some warm-up steps."""
     for number in range(5):
         step(batches[number % len(batches)])
     events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
@@ -177,15 +177,15 @@ def median_ms(step: Callable[[Batch], object], batches: list[Batch], *, steps: i
     return statistics.median(before.elapsed_time(after) for before, after in itertools.pairwise(events))
 
 
-def _placed(batch: Batch) -> Batch:
-    """`batch` in places of the size that the runner will use, so that one compilation serves both."""
-    places = empty_batch(batch, Capacity())
-    fill(places, batch)
-    return places
+def _in_static_buffers(batch: Batch) -> Batch:
+    """`batch` in buffers of the size that the runner will use, so that one compilation serves both."""
+    static = static_batch(batch, Capacity())
+    copy_into(static, batch)
+    return static
 
 
 def _wait_for_turn(path: Path | None) -> float:
-    """Hold the lock on `path` until this process ends; the seconds it took to get it."""
+    """Hold the lock on `path` until this process exits; returns the seconds it took to get it."""
     if path is None:
         return 0.0
     torch.cuda.synchronize()

@@ -1,11 +1,11 @@
-"""How long a training step takes on a CPU, beside torchvision's in the same process and in turns.
+"""How long a training step takes on a CPU, compared with torchvision's in the same process, in turns.
 
     python benchmarks/step_cpu.py [--peer torchvision] [--threads 2] [--rounds 7] [--out FILE]
 
 R50-FPN Mask R-CNN, forward and backward, float32, two images of 512 x 512 with 8 objects each. Both freeze the stem and
-the first group and use stored statistics. Weights are random, so both call a region foreground from an IoU of 0.05 on:
-then all 512 regions and 128 masks an image are taken, on both sides. torchvision runs in both memory layouts. `step_ms`
-and `cpu_ms` (of all threads) are medians; `best_ms` is the round that other work on the machine disturbed least.
+the first group and use stored statistics. Weights are random, so a region is foreground from an IoU of 0.05 on: then
+both use all 512 regions and 128 masks per image. torchvision runs in both memory layouts. `step_ms` and `cpu_ms` (of
+all threads) are medians; `best_ms` is the fastest round.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def measured(sides: dict[str, Step], rounds: int) -> dict[str, Any]:
-    """Median wall and CPU milliseconds of a step of each side, which take turns; the first round warms up."""
+    """Median wall and CPU milliseconds of a step of each side, measured in turns; the first round is a warm-up."""
     wall: dict[str, list[float]] = {name: [] for name in sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     losses = {}
@@ -96,7 +96,7 @@ def our_step(batch: Batch) -> Step:
     model = build_mask_rcnn(config).train()
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     _, metrics = model.losses_and_metrics(batch)
-    print("maskfleet foreground an image:", metrics["sample_fast_rcnn_targets/num_fg"].item())
+    print("maskfleet foreground per image:", metrics["sample_fast_rcnn_targets/num_fg"].item())
 
     def step() -> dict[str, Tensor]:
         model.zero_grad(set_to_none=True)

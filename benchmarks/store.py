@@ -1,9 +1,9 @@
-"""What annotations of COCO's size cost: as a mapped store, and as the objects of pycocotools.
+"""Time and memory for annotations of COCO's size: as a memory-mapped store, and as the objects of pycocotools.
 
     python benchmarks/store.py [--images 118287] [--annotations 860001] [--out benchmarks/results/store.json]
 
-The annotation file is made up, as large as COCO's training file and with as many polygon points. Every figure is taken
-in a process of its own that has imported what it needs before the clock starts. Peak memory is the kernel's VmHWM.
+The annotation file is synthetic, as large as COCO's training file and with as many polygon points. Every figure comes
+from a separate process, which has done its imports before the clock starts. Peak memory is the kernel's VmHWM.
 Private memory is what no other process shares (Private_Clean + Private_Dirty of smaps_rollup); the workers run two at
 a time, because pages that one process alone maps would count as private. pycocotools is a package of the `dev` extra.
 """
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def write_annotations(path: Path, num_images: int, num_annotations: int, rng: np.random.Generator) -> int:
-    """Write a COCO file a piece at a time; returns how many points its polygons have."""
+    """Write a COCO file in pieces; returns how many points its polygons have."""
     total = 0
     with path.open("w") as file:
         images = [
@@ -146,7 +146,7 @@ def measure_reopen(split: SplitPaths) -> dict[str, Any]:
 
 
 def measure_whole_set(split: SplitPaths) -> dict[str, Any]:
-    """What the run's first process does once over all annotations."""
+    """What rank 0 of a run does once with all annotations."""
     store = open_store(split)
     before = time.perf_counter()
     num_images = len(images_with_objects(store))
@@ -180,7 +180,7 @@ def measure_pycocotools(split: SplitPaths) -> dict[str, Any]:
 
 
 def measure_workers(split: SplitPaths) -> dict[str, Any]:
-    """Two workers, each sent the store, read every outline of every image in random order, three times over."""
+    """Two workers, each with the store, read every outline of every image in random order, three times."""
     context = multiprocessing.get_context("spawn")
     answers: Queue[dict[str, Any]] = context.Queue()
     barrier = context.Barrier(NUM_WORKERS)
@@ -229,7 +229,7 @@ def peak_mib() -> float:
 
 
 def _kib(path: str, key: str) -> float:
-    """A line such as `Rss:  1234 kB` of a file of the kernel, in MiB."""
+    """The value of a line such as `Rss:  1234 kB` in a /proc file, in MiB."""
     lines = [line for line in Path(path).read_text().splitlines() if line.startswith(key)]
     return round(int(lines[0].split()[1]) / MIB, 1)
 

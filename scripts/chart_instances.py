@@ -1,6 +1,6 @@
-"""Write deploy/helm/train/files/instances.yaml: what a worker pod may ask for on each instance type.
+"""Write deploy/helm/train/files/instances.yaml: what a worker pod may request on each instance type.
 
-The facts come from `maskfleet.launch.instances`; from CPU and memory the share of the node's own daemons is taken off.
+The facts come from `maskfleet.launch.instances`; CPU and memory are reduced by what the node's daemons need.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ HEADER = """\
 
 
 def pod_cpus(instance: Instance) -> int:
-    """CPUs left for the worker: one of every 24, and at least one, is kept back."""
+    """CPUs available to the worker: one of every 24, and at least one, is reserved."""
     return instance.vcpus - math.ceil(instance.vcpus / 24)
 
 
 def pod_memory_gib(instance: Instance) -> int:
-    """GiB left for the worker: Karpenter counts on 92.5 %, of which kubelet and daemons take up to a few GiB."""
+    """GiB available to the worker: Karpenter assumes 92.5 %, of which kubelet and daemons use up to a few GiB."""
     return math.floor(instance.memory_gib * 0.925 - max(1.5, instance.memory_gib * 0.02))
 
 

@@ -13,20 +13,20 @@ OPENING = """\
 # Old names
 
 Every name of TensorPack's FasterRCNN example, of AWS Samples' mask-rcnn-tensorflow, of the SageMaker notebooks and of
-the EKS charts is understood wherever ours are: in `--set` and in a run file.
+the EKS charts is accepted wherever ours are: in `--set` and in a run file.
 
 ```
 maskfleet config show --recipe optimized --set TRAIN.BASE_LR=0.01    # is train.base_lr=0.01
 ```
 
 - `config:NAME` (SageMaker), `maskrcnn.NAME` and `global.NAME` (charts) are `NAME`.
-- Values are read, never evaluated: `0.0015625`, not `1.25e-2/8`.
-- A name without a meaning here is an error that says why. Where it only repeats the old default, it is let through and
-  does nothing.
+- Values are parsed, never evaluated: write `0.0015625`, not `1.25e-2/8`.
+- A name without a meaning here is an error that says why. With its old default as value it is accepted and has no
+  effect.
 - Learning rates keep the unit of their trainer, which is part of the recipe: start from `standard` for TensorPack's
-  numbers (8 images an update) and from `optimized` for those of AWS Samples (1 image).
+  numbers (8 images per update) and from `optimized` for those of AWS Samples (1 image).
 
-This page is generated from `config/legacy_*.py`; `python scripts/legacy_names_page.py` writes it again.
+This page is generated from `config/legacy/` by `python scripts/legacy_names_page.py`.
 """
 
 
@@ -54,13 +54,13 @@ def _ours(row: Row) -> str:
 def _remark(row: Row) -> str:
     match row:
         case Mapped():
-            return f"{_sentence(row.kind.says)} {row.note}".strip()
+            return f"{_sentence(row.kind.description)} {row.note}".strip()
         case Alias():
             return f"As `{row.of}`. {row.note}".strip()
         case Nested():
             return row.note
         case Explained():
-            does_nothing = f" {_or(row.accepts)} is let through." if row.accepts else ""
+            does_nothing = f" {_or(row.accepts)} is accepted without effect." if row.accepts else ""
             return f"{_sentence(row.why)} {_sentence(row.remedy)}{does_nothing}"
 
 

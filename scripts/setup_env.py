@@ -1,7 +1,7 @@
-"""Make .venv with the pinned versions and this package, using uv if it is there and pip otherwise.
+"""Create .venv with the pinned versions and this package, using uv if it is installed and pip otherwise.
 
-Needs only the standard library. Runs again only when the pins, pyproject.toml or this file changed. A torch that is
-already in .venv and new enough stays as it is, so a CPU-only or special build can be put there first.
+Needs only the standard library. Does nothing unless the pins, pyproject.toml or this file changed. A recent enough
+torch that is already in .venv is kept, so a CPU-only or special build can be installed first.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ MIN_TORCH = (2, 11)
 
 
 def main() -> int:
-    if sys.version_info < (3, 11):  # noqa: UP036 - older Pythons run this file to be told
+    if sys.version_info < (3, 11):  # noqa: UP036 - older Pythons run this file to print the error
         print(f"maskfleet needs Python 3.11 or newer, this is {sys.version.split()[0]}.", file=sys.stderr)
         print("  → make PYTHON=python3.12 demo   (with the name of a newer Python)", file=sys.stderr)
         return 2
-    wanted = fingerprint()
-    if PYTHON.exists() and STAMP.exists() and STAMP.read_text() == wanted:
+    current = fingerprint()
+    if PYTHON.exists() and STAMP.exists() and STAMP.read_text() == current:
         return 0
     uv = shutil.which("uv")
     if not PYTHON.exists():
-        print("setup: making .venv", flush=True)
+        print("setup: creating .venv", flush=True)
         run([uv, "venv", "--python", sys.executable, str(VENV)] if uv else [sys.executable, "-m", "venv", str(VENV)])
     install = [uv, "pip", "install", "--python", str(PYTHON)] if uv else [str(PYTHON), "-m", "pip", "install", "-q"]
     pins = VENV / "pins.txt"
@@ -39,7 +39,7 @@ def main() -> int:
     print("setup: installing the pinned packages (a minute with a CPU build of torch, more with CUDA)", flush=True)
     run([*install, "-r", str(pins)])
     run([*install, "--no-deps", "--no-build-isolation", "-e", str(ROOT)])
-    STAMP.write_text(wanted)
+    STAMP.write_text(current)
     return 0
 
 
@@ -48,7 +48,7 @@ def fingerprint() -> str:
 
 
 def pins_to_install() -> str:
-    """The pins, without torch's if .venv already has one that is new enough."""
+    """The pins, without torch if .venv already has a recent enough one."""
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     if torch_present():
         lines = [line for line in lines if not line.startswith("torch==")]

@@ -1,6 +1,6 @@
-"""Make .tools: an environment for each list of pins in scripts/tools, for the tests that use real tools.
+"""Create .tools: an environment for each list of pins in scripts/tools, for the tests that use real tools.
 
-Needs only the standard library. An environment is made again only when its pins changed.
+Needs only the standard library. An environment is recreated only when its pins changed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ PINS = ROOT / "scripts" / "tools"
 
 
 def main() -> int:
-    failed = [pins.stem for pins in sorted(PINS.glob("*.txt")) if not made(pins)]
+    failed = [pins.stem for pins in sorted(PINS.glob("*.txt")) if not is_installed(pins)]
     for name in failed:
         print(f"tools: {name} could not be installed; the tests that need it will be skipped", file=sys.stderr)
     return 1 if failed else 0
 
 
-def made(pins: Path) -> bool:
-    """Whether the environment of `pins` is there, now at the latest."""
+def is_installed(pins: Path) -> bool:
+    """Install the environment of `pins` if needed; returns whether it is there."""
     folder = ROOT / ".tools" / pins.stem
     stamp = folder / ".pins"
     if stamp.exists() and stamp.read_bytes() == pins.read_bytes():

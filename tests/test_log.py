@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from maskfleet.errors import TrainingError
 from maskfleet.log import (
-    SEED_METRICS,
+    SAGEMAKER_METRICS,
     close_logging,
     console_replaced,
     duration_text,
@@ -63,7 +63,7 @@ def quiet_afterwards() -> Iterator[None]:
 
 
 def assert_all_patterns_read(line: str, values: dict[str, float]) -> None:
-    for name, exact in SEED_METRICS:
+    for name, exact in SAGEMAKER_METRICS:
         for pattern in (GREEDY[name], exact):
             found = re.search(pattern, line)
             if name in values:
@@ -76,7 +76,7 @@ def assert_all_patterns_read(line: str, values: dict[str, float]) -> None:
 
 
 def test_the_22_names_are_the_old_ones() -> None:
-    assert [name for name, _ in SEED_METRICS] == list(GREEDY)
+    assert [name for name, _ in SAGEMAKER_METRICS] == list(GREEDY)
     assert len(GREEDY) == 22
 
 
@@ -101,7 +101,7 @@ def test_ap50_never_reads_ap_of_all_thresholds() -> None:
     values = {"mAP(bbox)/IoU=0.5": 0.6, "mAP(bbox)/IoU=0.5:0.95": 0.4}
     line = metric_line(values)
     assert line == "mAP(bbox)/IoU=0.5:0.95: 0.4  mAP(bbox)/IoU=0.5: 0.6"
-    exact = dict(SEED_METRICS)["mAP(bbox)/IoU=0.5"]
+    exact = dict(SAGEMAKER_METRICS)["mAP(bbox)/IoU=0.5"]
     assert re.findall(exact, line) == ["0.6"]
     assert re.search(exact, "mAP(bbox)/IoU=0.5:0.95: 0.4") is None
 
@@ -123,7 +123,7 @@ def test_values_keep_their_order_where_nothing_can_be_confused() -> None:
 
 
 def test_a_name_with_a_blank_is_refused() -> None:
-    with pytest.raises(AssertionError, match="blanks"):
+    with pytest.raises(AssertionError, match="whitespace"):
         metric_line({"two words": 1.0})
 
 

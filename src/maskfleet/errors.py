@@ -1,17 +1,17 @@
-"""What can go wrong that a user can mend.
+"""Errors that a user can fix.
 
 MaskfleetError            every error meant for people; the command line prints it without a traceback
 ├── ConfigError           run.yaml, --set, a recipe or a field is wrong
 ├── DataError             images or annotations are missing, broken or inconsistent
 ├── WeightsError          a weights file cannot be read or does not fit the model
-├── TrainingError         a run cannot start, go on or be resumed
+├── TrainingError         a run cannot start, continue or resume
 ├── LaunchError           a job cannot be sent, found or followed
-└── InfraError            infrastructure cannot be planned, made, read or removed
+└── InfraError            infrastructure cannot be planned, created, read or removed
 """
 
 
 class MaskfleetError(Exception):
-    """Something a user can mend: what happened, and what to do about it."""
+    """An error that a user can fix: what happened, and what to do about it."""
 
     exit_code = 2
 
@@ -37,7 +37,7 @@ class WeightsError(MaskfleetError):
 
 
 class TrainingError(MaskfleetError):
-    """A run cannot start, go on or be resumed."""
+    """A run cannot start, continue or resume."""
 
 
 class LaunchError(MaskfleetError):
@@ -45,4 +45,4 @@ class LaunchError(MaskfleetError):
 
 
 class InfraError(MaskfleetError):
-    """Infrastructure cannot be planned, made, read or removed."""
+    """Infrastructure cannot be planned, created, read or removed."""

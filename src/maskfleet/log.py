@@ -1,4 +1,4 @@
-"""The logger of a run, and the one format of a metric line, which SageMaker's regular expressions are derived from."""
+"""The logger of a run, and the format of metric lines, from which SageMaker's regular expressions are derived."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("maskfleet")
 
 BETWEEN = "  "  # between two `name: value` pairs of a metric line
 _AP_VALUES = ("IoU=0.5", "IoU=0.5:0.95", "IoU=0.75", "large", "medium", "small")
-_SEED_NAMES = (
+_TENSORPACK_NAMES = (
     "fastrcnn_losses/box_loss",
     "fastrcnn_losses/label_loss",
     "fastrcnn_losses/label_metrics/accuracy",
@@ -32,23 +32,24 @@ _SEED_NAMES = (
 
 
 def metric_pattern(name: str) -> str:
-    """A regular expression that finds `name` in a metric line, and no name that only contains it; group 1 is the value.
+    """A regular expression that finds `name` in a metric line, but no name that contains it; group 1 is the value.
 
-    The blank after the colon keeps `IoU=0.5` off `IoU=0.5:0.95`; the one before the name keeps out prefixed names.
+    The space after the colon excludes `IoU=0.5:0.95` for `IoU=0.5`; the one before the name excludes prefixed names.
     """
     return rf"(?:^|\s){re.escape(name)}: (\S+)"
 
 
-SEED_METRICS: tuple[tuple[str, str], ...] = tuple((name, metric_pattern(name)) for name in _SEED_NAMES)
+# The metrics that AWS's SageMaker notebooks define, with a regular expression for each.
+SAGEMAKER_METRICS: tuple[tuple[str, str], ...] = tuple((name, metric_pattern(name)) for name in _TENSORPACK_NAMES)
 
 
 def number_text(value: float) -> str:
-    """The one spelling of a number, in metric lines and in metrics.jsonl: the shortest that reads back as `value`."""
+    """A number as in metric lines and metrics.jsonl: the shortest text that reads back as `value`."""
     return repr(value) if isinstance(value, int) else repr(float(value))
 
 
 def duration_text(seconds: float) -> str:
-    """A duration as people say it: `8.3 s`, `4 min 05 s`, `3 h 12 min`, `2 d 03 h`."""
+    """A duration for people: `8.3 s`, `4 min 05 s`, `3 h 12 min`, `2 d 03 h`."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -62,13 +63,13 @@ def duration_text(seconds: float) -> str:
 def metric_line(values: Mapping[str, float], *, prefix: str = "") -> str:
     """All of `values` as `name: value` pairs on one line, after `prefix`.
 
-    The pairs keep their order, except that a name stands after those that contain it. Users' greedy patterns such as
-    `.*IoU=0\\.5:\\s*(\\S+).*` take the last hit of a line, and so read the right one.
+    The pairs keep their order, except that a name comes after those that contain it. Users' greedy patterns such as
+    `.*IoU=0\\.5:\\s*(\\S+).*` match the last occurrence in a line, and so find the right one.
     """
     names = _containers_first(list(values))
     for name in names:
-        assert not re.search(r"\s", name), f"a metric's name has no blanks: {name!r}"
-        # Alone on a line, AP would be read as the AP50 that is not there.
+        assert not re.search(r"\s", name), f"a metric's name has no whitespace: {name!r}"
+        # Without AP50 on the same line, a greedy pattern for AP50 would match AP.
         assert not name.endswith("IoU=0.5:0.95") or name.removesuffix(":0.95") in values, f"{name} needs AP50 beside it"
     return prefix + BETWEEN.join(f"{name}: {number_text(values[name])}" for name in names)
 
@@ -76,11 +77,11 @@ def metric_line(values: Mapping[str, float], *, prefix: str = "") -> str:
 def _containers_first(names: list[str]) -> list[str]:
     """`names`, each after all names whose text, up to the colon that follows it, contains it."""
     ordered: list[str] = []
-    waiting = list(names)
-    while waiting:
-        free = next(one for one in waiting if not any(_contains(other, one) for other in waiting if other != one))
-        waiting.remove(free)
-        ordered.append(free)
+    remaining = list(names)
+    while remaining:
+        name = next(one for one in remaining if not any(_contains(other, one) for other in remaining if other != one))
+        remaining.remove(name)
+        ordered.append(name)
     return ordered
 
 
@@ -89,10 +90,10 @@ def _contains(longer: str, shorter: str) -> bool:
 
 
 def setup_logging(run_dir: Path | None, rank: int, *, level: int = logging.INFO) -> logging.Logger:
-    """Send what a rank says to where people look for it, in place of any earlier set-up.
+    """Configure the logger of this rank, replacing any earlier configuration.
 
-    Rank 0 speaks on standard error and in RUN_DIR/log.txt; the others in RUN_DIR/log-rankN.txt, and on standard error
-    only from WARNING up. Files are appended to, so that a resumed run goes on in the same ones.
+    Rank 0 logs to standard error and RUN_DIR/log.txt; the others to RUN_DIR/log-rankN.txt, and to standard error only
+    from WARNING up. A resumed run appends to the same files.
     """
     close_logging()
     logger.setLevel(level)
@@ -104,7 +105,7 @@ def setup_logging(run_dir: Path | None, rank: int, *, level: int = logging.INFO)
 
 
 def close_logging() -> None:
-    """Undo `setup_logging`: close the files and be an ordinary logger again."""
+    """Undo `setup_logging`: close the files and restore the default logger."""
     for handler in list(logger.handlers):
         if handler.name in (_CONSOLE, _FILE):
             logger.removeHandler(handler)
@@ -114,7 +115,7 @@ def close_logging() -> None:
 
 @contextmanager
 def console_replaced(by: logging.Handler) -> Iterator[None]:
-    """Let `by` show what would go to standard error, while a live display owns the screen."""
+    """Send to `by` what would go to standard error, while a live display owns the terminal."""
     consoles = [handler for handler in logger.handlers if handler.name == _CONSOLE]
     for console in consoles:
         logger.removeHandler(console)
@@ -128,7 +129,7 @@ def console_replaced(by: logging.Handler) -> Iterator[None]:
 
 
 def log_metrics(values: Mapping[str, float], *, prefix: str = "") -> None:
-    """Log the metric line of `values`, marked so that a live display, with its own way to show them, leaves it out."""
+    """Log the metric line of `values`, marked so that a live display, which shows them itself, leaves it out."""
     logger.info("%s", metric_line(values, prefix=prefix), extra={IS_METRICS: True})
 
 
@@ -137,25 +138,25 @@ _CONSOLE, _FILE = "maskfleet console", "maskfleet file"
 
 
 class _StampedLines(logging.Formatter):
-    """Every line of a message after its own time stamp, so that a log file can be sorted, merged and cut anywhere."""
+    """A time stamp before every line of a message, so that log files can be sorted, merged and split anywhere."""
 
-    def __init__(self, *, short: bool, who: str = "") -> None:
+    def __init__(self, *, short: bool, sender: str = "") -> None:
         super().__init__()
         self._short = short
-        self._who = who
+        self._sender = sender
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created).astimezone()
         stamp = f"{moment:%H:%M:%S}" if self._short else moment.isoformat(timespec="milliseconds")
         plain = self._short and record.levelno == logging.INFO
-        start = f"{stamp} {self._who}" if plain else f"{stamp} {self._who}{record.levelname} "
+        start = f"{stamp} {self._sender}" if plain else f"{stamp} {self._sender}{record.levelname} "
         return "\n".join(start + line for line in super().format(record).splitlines() or [""])
 
 
 def _console(rank: int) -> logging.Handler:
     console = logging.StreamHandler(sys.stderr)
     console.set_name(_CONSOLE)
-    console.setFormatter(_StampedLines(short=True, who=f"[rank {rank}] " if rank else ""))
+    console.setFormatter(_StampedLines(short=True, sender=f"[rank {rank}] " if rank else ""))
     if rank:
         console.setLevel(logging.WARNING)
     return console
@@ -167,7 +168,7 @@ def _file(path: Path) -> logging.Handler:
         file = logging.FileHandler(path, mode="a", encoding="utf-8")
     except OSError as error:
         raise TrainingError(
-            f"cannot write the log {path}: {error.strerror}", remedy="choose a run directory that you may write to"
+            f"cannot write the log {path}: {error.strerror}", remedy="choose a run directory with write access"
         ) from error
     file.set_name(_FILE)
     file.setFormatter(_StampedLines(short=False))

@@ -125,7 +125,7 @@ def test_after_a_death_the_next_attempt_goes_on_where_the_first_was(
     assert job.init_container().ended() == 0
     second = job.launcher()
     assert second.ended() == 0, second.log
-    assert f"going on after step {saved}" in second.log
+    assert f"resuming after step {saved}" in second.log
     steps = [record["step"] for record in read_metrics(run_dir)]
     assert steps == list(range(1, EPOCHS * 6 + 1))
     logged = [line for line in second.log.splitlines() if "[1,0]" in line and " step: " in line]

@@ -14,7 +14,8 @@ from old_names import AWS_SAMPLES_KEYS, CHART_NAMES, NEW_HERE, SAGEMAKER_NAMES, 
 
 from maskfleet.config.base import replaced
 from maskfleet.config.fields import walk_fields
-from maskfleet.config.legacy.table import TABLE, is_legacy, to_legacy, translate
+from maskfleet.config.legacy.row import Mapped
+from maskfleet.config.legacy.table import TABLE, is_legacy, translate
 from maskfleet.config.run import RunConfig
 from maskfleet.errors import ConfigError
 
@@ -22,6 +23,23 @@ ROOT = Path(__file__).parents[2]
 MAPPED = sorted({*CASES, *ALIASES})
 
 FIELDS = [field.path for field in walk_fields(RunConfig) if not field.is_section]
+
+
+def to_legacy(path: str, value: Any) -> tuple[str, str] | None:
+    """The first old name for our field `path` alone, and `value` in its spelling; None if there is none."""
+    for row in (row for rows in TABLE.values() for row in rows):
+        if isinstance(row, Mapped) and row.paths == (path,):
+            text = row.kind.spell(value)
+            if text is not None and reads_as(row, text, value):
+                return row.name, text
+    return None
+
+
+def reads_as(row: Mapped, text: str, value: Any) -> bool:
+    try:
+        return bool(row.kind.read(text) == value)
+    except ValueError:
+        return False
 
 
 def case_of(name: str) -> Case:
@@ -202,8 +220,8 @@ def test_a_meaningless_name_lets_only_its_old_default_through(name: str, default
     ("name", "text", "reason"),
     [
         ("TRAINER", "horovod", "torch.distributed"),
-        ("TRAIN.NUM_GPUS", "8", "counted"),
-        ("TRAIN.STARTING_EPOCH", "5", "knows where it stopped"),
+        ("TRAIN.NUM_GPUS", "8", "not part of the configuration"),
+        ("TRAIN.STARTING_EPOCH", "5", "stores where the run stopped"),
         ("DATA.ABSOLUTE_COORD", "False", "pixels"),
         ("DATA.CLASS_NAMES", "['BG', 'cat']", "annotation file"),
         ("gpus", "16", "belongs to `maskfleet launch`"),
@@ -313,8 +331,8 @@ def test_a_bad_value_names_the_old_name_and_our_field(name: str) -> None:
         ("BACKBONE.FREEZE_AT", "3", "less than or equal to 2"),
         ("BACKBONE.RESNET_NUM_BLOCKS", "[3, 4, 6]", "entry 4"),
         ("resnet_arch", "resnet152", "resnet50, resnet101"),
-        ("TRAIN.LR_SCHEDULE", "[3, 2, 1]", "rise"),
-        ("TRAIN.LR_SCHEDULE", "[]", "rise"),
+        ("TRAIN.LR_SCHEDULE", "[3, 2, 1]", "ascending"),
+        ("TRAIN.LR_SCHEDULE", "[]", "ascending"),
         ("TRAIN.LR_SCHEDULE", "10x", "not a list"),
         ("lr_epoch_schedule", "[(16, 0.1), (24, 0.01)]", "factor None"),
         ("lr_epoch_schedule", "[(16, None), (24, None)]", "factor None"),

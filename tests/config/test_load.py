@@ -91,7 +91,7 @@ def test_two_paths_name_a_users_own_set() -> None:
         (["model=3"], "is a section", "model.architecture"),
         (["train.step_schedule=[5,6]", "train.epoch_schedule=[[1,null]]"], "two units", "keep one"),
         (["train.epoch_schedule=null"], "neither is set", "explain train"),
-        (["train.step_schedule=[6,5]"], "must rise", "explain train"),
+        (["train.step_schedule=[6,5]"], "ascending order", "explain train"),
         (["train.epoch_schedule=[[1,0.1]]"], "must end with", "explain train"),
         (["data.train_short_edge_px=[9,8]"], "smaller one first", "explain data"),
         (["model.backbone.norm=GN", "model.backbone.freeze_affine=true"], "freeze_affine needs", "explain"),

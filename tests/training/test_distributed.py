@@ -18,7 +18,7 @@ from maskfleet.config.base import replaced
 from maskfleet.config.load import write_run_file
 from maskfleet.config.run import RunConfig
 from maskfleet.errors import TrainingError
-from maskfleet.training.distributed import Worker, meeting_point, worker_from_env
+from maskfleet.training.distributed import Worker, rendezvous_address, worker_from_env
 from ports import free_port
 
 
@@ -35,14 +35,14 @@ def test_torchrun_and_mpirun_say_who_a_process_is() -> None:
 def test_ranks_of_one_mpirun_meet_at_a_port_of_their_own_job() -> None:
     worker = Worker(1, 2, 1, 2)
     one, other = {"PMIX_NAMESPACE": "job1"}, {"PMIX_NAMESPACE": "job2"}
-    assert meeting_point(one, worker) == meeting_point(one, Worker(0, 2, 0, 2))
-    assert meeting_point(one, worker) != meeting_point(other, worker)
-    assert meeting_point({"MASTER_ADDR": "a", "MASTER_PORT": "5"}, worker) == ("a", 5)
+    assert rendezvous_address(one, worker) == rendezvous_address(one, Worker(0, 2, 0, 2))
+    assert rendezvous_address(one, worker) != rendezvous_address(other, worker)
+    assert rendezvous_address({"MASTER_ADDR": "a", "MASTER_PORT": "5"}, worker) == ("a", 5)
 
 
 def test_ranks_on_several_machines_must_be_told_where_to_meet() -> None:
-    with pytest.raises(TrainingError, match="do not know where to meet") as caught:
-        meeting_point({}, Worker(0, 4, 0, 2))
+    with pytest.raises(TrainingError, match="have no rendezvous address") as caught:
+        rendezvous_address({}, Worker(0, 4, 0, 2))
     assert "MASTER_ADDR" in caught.value.remedy
 
 

@@ -60,7 +60,7 @@ def test_kill_9_at_random_steps_changes_nothing(unharmed: Path, tmp_path: Path, 
         wait_for_step(process, run_dir, kill_at)
         kill_group(process)
     output = finish(run_dir)
-    assert "going on after step" in output
+    assert "resuming after step" in output
     assert losses(run_dir) == losses(unharmed)
     assert same_weights(run_dir, unharmed)
 

@@ -75,7 +75,7 @@ def test_an_epoch_is_a_pass_over_the_data_unless_told_otherwise() -> None:
     train = TrainConfig(step_schedule=None, epoch_schedule=((2.5, 0.1), (3, None)))
     schedule = schedule_for(train, world_size=1, steps_per_pass=10)
     assert (schedule.steps_per_epoch, schedule.total_steps, schedule.drops) == (10, 30, ((25, 0.1),))
-    assert schedule.epoch_after(9) == 1.0
+    assert [schedule.epochs_done(steps) for steps in (0, 9, 10, 19, 20)] == [0, 0, 1, 1, 2]
 
 
 def test_the_last_step_moves_the_weights_even_in_the_middle_of_an_update() -> None:

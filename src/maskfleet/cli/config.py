@@ -1,4 +1,4 @@
-"""`maskfleet config`: see, understand and check the configuration of a run."""
+"""`maskfleet config`: show, explain and check the configuration of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from maskfleet.cli.console import out, print_raw
 from maskfleet.cli.options import ConfigOption, JsonOption, RecipeOption, SetOption
 
-app = typer.Typer(help="See, understand and check the configuration of a run.", no_args_is_help=True)
+app = typer.Typer(help="Show, explain and check the configuration of a run.", no_args_is_help=True)
 
 
 @app.command()
@@ -18,7 +18,7 @@ def show(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
     set_: SetOption = None,
-    origin: Annotated[bool, typer.Option(help="Say beside each changed value where it came from.")] = True,
+    origin: Annotated[bool, typer.Option(help="Show where each changed value came from.")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Print the whole configuration, resolved: recipe, then file, then --set."""
@@ -41,7 +41,7 @@ def show(
 def explain(
     field: Annotated[str, typer.Argument(help="Field such as train.base_lr, or an old name such as MODE_MASK.")],
 ) -> None:
-    """Say what one field means, what it takes, its default and its old names."""
+    """Explain one field: its meaning, accepted values, default and old names."""
     from maskfleet.cli.explain_field import explanation
 
     print_raw(explanation(field))
@@ -49,7 +49,7 @@ def explain(
 
 @app.command()
 def schema() -> None:
-    """Print the JSON Schema of run.yaml, for editors that complete and check."""
+    """Print the JSON Schema of run.yaml, for completion and validation in editors."""
     from maskfleet.config.run import RunConfig
 
     document = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | RunConfig.model_json_schema()

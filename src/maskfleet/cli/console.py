@@ -1,4 +1,4 @@
-"""Where commands print: results to standard output, everything else to standard error."""
+"""Consoles of the commands: results go to standard output, everything else to standard error."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def print_raw(text: str) -> None:
 
 
 def print_error(error: MaskfleetError) -> None:
-    """Say what went wrong and what to do."""
-    with err:  # written at once: half a line of one rank may meet half a line of another
+    """Print what went wrong and what to do."""
+    with err:  # buffered and written at once, so that lines of several ranks do not mix
         err.print("[bold red]error:[/] ", end="")
         err.print(error.what, markup=False)
         err.print("  [bold]→[/] ", end="")

@@ -1,4 +1,4 @@
-"""`maskfleet demo`: from nothing to a trained Mask R-CNN in minutes, on this CPU."""
+"""`maskfleet demo`: train a small Mask R-CNN on generated images in minutes, on this CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUM_TRAIN, NUM_VAL, SIDE_PX, NUM_CATEGORIES, MAX_OBJECTS = 480, 60, 128, 3, 4
 
 def demo(
     folder: Annotated[
-        Path, typer.Argument(help="Folder for the data and the run; a second call resumes there.")
+        Path, typer.Argument(help="Folder for the data and the run; a second call resumes the run.")
     ] = Path("demo"),
 ) -> None:
     """Make a set of shapes, train a small Mask R-CNN on it, and show the result."""
@@ -41,16 +41,19 @@ def demo(
 
     from maskfleet.training.start import train
 
-    # So small a network gains little from more threads, and the loader needs a core too.
+    # A network this small gains little from more threads, and the loader needs a core.
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))
     metrics = train(config, run_dir).metrics
     box, mask = metrics["mAP(bbox)/IoU=0.5"], metrics["mAP(segm)/IoU=0.5"]
-    out.print(f"\nOn {NUM_VAL} images it never saw: box AP50 {box:.3f}, mask AP50 {mask:.3f}.")
+    out.print(
+        f"\
+On {NUM_VAL} validation images: box AP50 {box:.3f}, mask AP50 {mask:.3f}."
+    )
     out.print(f"The result, with pictures: {run_dir / 'report.html'}", markup=False)
     hints = {
-        f"maskfleet predict {run_dir} {data}/val/*.jpg": "draw what it sees",
+        f"maskfleet predict {run_dir} {data}/val/*.jpg": "draw its detections",
         f"maskfleet eval {run_dir}": "AP, class by class",
-        "maskfleet data inspect DATA": "look through your own COCO-format data",
+        "maskfleet data inspect DATA": "inspect your own COCO-format data",
         "maskfleet train runs/mine --data DATA": "train on it",
     }
     width = max(map(len, hints))

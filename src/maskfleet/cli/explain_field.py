@@ -1,4 +1,4 @@
-"""The help of one field, as text."""
+"""The help text of one field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from maskfleet.errors import ConfigError
 
 
 def explanation(name: str) -> str:
-    """What `name`, a field or section of ours or an old name, means."""
+    """The help text of `name`: a field, a section or an old name."""
     fields = {field.path: field for field in walk_fields(RunConfig)}
     if name in fields:
         return _section_text(fields[name], fields) if fields[name].is_section else _field_text(fields[name])

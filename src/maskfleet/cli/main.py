@@ -1,4 +1,4 @@
-"""The command line. Heavy imports happen inside the commands, so that --help is quick."""
+"""The command line. Heavy imports are inside the commands, so that --help is fast."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ app.command("doctor")(doctor_command.doctor)
 app.command("bench")(bench_command.bench)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"maskfleet {__version__}")
         raise typer.Exit
 
@@ -72,12 +72,12 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; errors that a user can mend become one message and an exit code."""
-    # Read once, when torch is loaded. Threads that wait by spinning slow a CPU step tenfold where cores are shared.
+    """Run the command line; errors that a user can fix become one message and an exit code."""
+    # Read once, when torch is loaded. Threads that spin while waiting slow a CPU step tenfold if cores are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # Whoever reads the output of many ranks must not get half a line; PYTHONUNBUFFERED writes word by word.
+            # Lines of several ranks must not mix; with PYTHONUNBUFFERED a line is written in pieces.
             stream.reconfigure(line_buffering=True, write_through=False)
     try:
         app()

@@ -1,4 +1,4 @@
-"""`maskfleet train`: train in a run directory, or resume the run that is there."""
+"""`maskfleet train`: train in a run directory, or resume the run in it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def train(
         float,
         typer.Option(
             min=0,
-            help="Seconds to wait for another process that trains in RUN_DIR; without it, that is an error at once.",
+            help="Seconds to wait for another process that trains in RUN_DIR; by default that is an error.",
             show_default=False,
         ),
     ] = 0,
@@ -53,7 +53,7 @@ def train(
 
 
 def run_config(run_dir: Path, recipe: str | None, config: Path | None, sets: list[str]) -> RunConfig:
-    """The configuration of the options; without recipe and file, that of the run in `run_dir`."""
+    """The configuration from the options, or without any the one in the run directory."""
     from maskfleet.config.load import RUN_FILE, resolve
 
     own = run_dir / RUN_FILE
@@ -78,7 +78,7 @@ def _start_ranks(count: int, run_dir: Path, config: RunConfig, wait_s: float) ->
     found = torch.cuda.device_count()
     if count > found:
         raise ConfigError(
-            f"--gpus {count}, but this machine shows {found} GPUs", remedy="ask for fewer, or see `maskfleet doctor`"
+            f"--gpus {count}, but this machine has {found} GPUs", remedy="use fewer, or see `maskfleet doctor`"
         )
     write_run_file(run_dir, config)
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
@@ -87,7 +87,7 @@ def _start_ranks(count: int, run_dir: Path, config: RunConfig, wait_s: float) ->
 
 
 def _quoted(path: Path) -> str:
-    """`path` as a YAML string, whatever characters it has."""
+    """`path` as a quoted YAML string."""
     import json
 
     return json.dumps(str(path))

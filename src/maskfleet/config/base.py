@@ -1,4 +1,4 @@
-"""Config: the one base of everything people write."""
+"""Config: the base class of everything that users configure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ C = TypeVar("C", bound="Config")
 
 
 class Config(BaseModel):
-    """A frozen, typed section; unknown keys are errors, and the docstring under a field is its help."""
+    """A frozen, typed section; unknown keys are errors, and the docstring under a field is its help text."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -22,7 +22,7 @@ class Config(BaseModel):
 
 
 def replaced(config: C, changes: dict[str, Any]) -> C:
-    """`config` with dotted `changes` applied and everything validated again, as `model_copy` would not."""
+    """`config` with dotted `changes` applied and validated again, unlike with `model_copy`."""
     data = config.model_dump(mode="python")
     for path, value in changes.items():
         *parents, leaf = path.split(".")

@@ -1,4 +1,4 @@
-"""The tree of fields as data: for help, suggestions and the reference page."""
+"""The configuration fields as data: for help, suggestions and the reference page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from maskfleet.config.base import Config
 
 @dataclass(frozen=True, slots=True)
 class ConfigField:
-    """One field: its dotted path, its help, what it takes, and what it is when nobody says."""
+    """One field: its dotted path, help text, accepted values and default."""
 
     path: str
     help: str
@@ -26,7 +26,7 @@ class ConfigField:
 
 
 def walk_fields(section: type[Config], prefix: str = "") -> Iterator[ConfigField]:
-    """Every field under `section`, parents before children, in the order they are written."""
+    """Every field under `section`, parents before children, in the order of their definition."""
     for name, info in section.model_fields.items():
         path = f"{prefix}{name}"
         inner = _section_type(info.annotation)
@@ -37,7 +37,7 @@ def walk_fields(section: type[Config], prefix: str = "") -> Iterator[ConfigField
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """The choice that looks most like `name`: by its whole path, or else by its last part."""
+    """The choice most similar to `name`: by its whole path, or else by its last part."""
     choices = list(choices)
     close = difflib.get_close_matches(name, choices, n=1, cutoff=0.75)
     if close:

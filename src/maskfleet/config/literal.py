@@ -1,4 +1,4 @@
-"""Text as people type it -> a plain value. Nothing is ever evaluated: there are no names, calls or operators to run."""
+"""Parses text into plain values. Nothing is evaluated: the syntax has no names, calls or operators."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _CLOSING = {"(": ")", "[": "]"}
 
 
 def parsed(text: str) -> Literal:
-    """The value `text` spells; a ValueError says where it stops being one.
+    """The value of `text`; a ValueError says where the syntax is wrong.
 
-    Known are None, booleans, numbers, quoted strings, bare words (which are strings), and lists of these in [...], in
-    (...) or separated by commas; both kinds of list come back as tuples. One value in parentheses is that value, as in
-    Python: `("coco_val2017")` is a string.
+    Values are None, booleans, numbers, quoted strings, bare words (which are strings), and lists of these in [...], in
+    (...) or separated by commas; all lists become tuples. One value in parentheses is that value, as in Python:
+    `("coco_val2017")` is a string.
     """
     if len(text) > MAX_CHARS:
         raise ValueError(f"it has {len(text)} characters, more than {MAX_CHARS}")
     if not all(char.isprintable() or char in "\t\r\n" for char in text):
-        raise ValueError("it holds characters that cannot be printed")
+        raise ValueError("it contains unprintable characters")
     reader = _Reader(text)
     items, is_list = reader.items(closing="", depth=0)
     if not items and not is_list:
@@ -47,7 +47,7 @@ def parsed(text: str) -> Literal:
 
 
 def unquoted(text: str) -> str:
-    """`text` without surrounding blanks and without the one pair of quotes around all of it, if there is one."""
+    """`text` without surrounding whitespace and without a pair of quotes around all of it."""
     bare = text.strip()
     if len(bare) >= 2 and bare[0] == bare[-1] and bare[0] in "'\"" and bare[0] not in bare[1:-1]:
         return bare[1:-1]
@@ -55,14 +55,14 @@ def unquoted(text: str) -> str:
 
 
 class _Reader:
-    """Walks over the tokens of one text, once."""
+    """A recursive-descent parser of one text."""
 
     def __init__(self, text: str) -> None:
         self._tokens = list(_tokens(text))
         self._next = 0
 
     def items(self, *, closing: str, depth: int) -> tuple[list[Literal], bool]:
-        """Values up to `closing` (or the end), and whether they are a list: a comma was there, or nothing at all."""
+        """Values up to `closing` (or the end), and whether they form a list: with a comma, or empty in brackets."""
         if depth > MAX_DEPTH:
             raise ValueError(f"its lists are nested more than {MAX_DEPTH} deep")
         items: list[Literal] = []
@@ -74,7 +74,7 @@ class _Reader:
             elif self._take(closing):
                 break
             else:
-                raise self._refusal()
+                raise self._syntax_error()
         return items, is_list or (not items and closing != "")
 
     def _item(self, depth: int) -> Literal:
@@ -86,10 +86,10 @@ class _Reader:
         if kind in ("quoted", "word"):
             self._next += 1
             return piece[1:-1] if kind == "quoted" else _scalar(piece)
-        raise self._refusal()
+        raise self._syntax_error()
 
     def _take(self, mark: str) -> bool:
-        """Step over `mark` if it is next; the empty mark is the end of the text."""
+        """Consume `mark` if it is next; the empty mark is the end of the text."""
         kind, piece, _ = self._peek()
         found = kind == "end" if mark == "" else (kind, piece) == ("mark", mark)
         self._next += found and kind != "end"
@@ -98,20 +98,20 @@ class _Reader:
     def _peek(self) -> tuple[str, str, int]:
         return self._tokens[self._next]
 
-    def _refusal(self) -> ValueError:
+    def _syntax_error(self) -> ValueError:
         kind, piece, column = self._peek()
         found = "its end" if kind == "end" else f"{piece[:20]!r} in column {column}"
         return ValueError(f"it is not a plain value at {found} (values are read, never evaluated)")
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
-    """(kind, piece, column from 1) of everything in `text`, closed by an `end`."""
+    """(kind, piece, column from 1) of every token in `text`, and a final `end`."""
     at, end = 0, len(text.rstrip())
     while at < end:
         match = _TOKEN.match(text, at)
         if match is None:
             raise ValueError(
-                f"it has a quote that does not close, or a backslash or line break inside quotes, at column {at + 1}"
+                f"it has an unclosed quote, or a backslash or line break inside quotes, at column {at + 1}"
             )
         kind = match.lastgroup
         assert kind is not None
@@ -121,7 +121,7 @@ def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
 
 
 def _scalar(word: str) -> Literal:
-    """A bare word as the constant or number it is, or as a string; so is a number of absurd length."""
+    """The constant, number or string of a bare word; a number of absurd length stays a string."""
     if word in _CONSTANTS:
         return _CONSTANTS[word]
     if len(word) > MAX_NUMBER_CHARS or _FLOAT.fullmatch(word) is None:

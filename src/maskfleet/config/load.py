@@ -1,4 +1,4 @@
-"""recipe < file < --set, resolved once; and run.yaml, which reads back to the same object."""
+"""Resolves a configuration from recipe, file and --set, in this order; reads and writes run.yaml."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from maskfleet.system.files import write_atomically
 DEFAULT_RECIPE = "scratch"
 RUN_FILE = "run.yaml"
 
-# The seeds' presets have a switch for masks; the other recipes are named after what they train.
+# TensorPack's and AWS Samples' presets allow any model.mask; the other recipes are named after what they train.
 _SWITCHABLE = {name for base in ("standard", "optimized") for name in (base, FASTER + base)}
 
-# Two fields that say the same thing in two units: setting one takes the other one back.
-_RIVALS = (("train.step_schedule", "train.epoch_schedule"), ("train.images_per_epoch", "train.steps_per_epoch"))
+# Pairs of fields for one setting in two units: setting one clears the other.
+_ALTERNATIVES = (("train.step_schedule", "train.epoch_schedule"), ("train.images_per_epoch", "train.steps_per_epoch"))
 
-# What a run may change while it goes on: where things are and how often it speaks, not what it computes.
+# What may change when a run resumes: paths, and how often it logs, evaluates and saves; not what it computes.
 _FREE_TO_CHANGE = (
     "data.root",
     "data.cache_dir",
@@ -46,7 +46,7 @@ _FIELDS = {field.path: field for field in walk_fields(RunConfig)}
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A whole configuration, and where each value came from."""
+    """A complete configuration, and where each value came from."""
 
     config: RunConfig
     launch: LocalLaunch | SshLaunch | SageMakerLaunch | EksLaunch | None
@@ -55,7 +55,7 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One value for one field, and who said so."""
+    """One value for one field, and where it came from."""
 
     path: str
     value: Any
@@ -83,14 +83,14 @@ def resolve(
         [_checked(Assignment(path, _plain(value), "changes")) for path, value in (changes or {}).items()],
     )
     for layer in layers:
-        for assignment in _with_rivals_taken_back(layer):
+        for assignment in _with_alternatives_cleared(layer):
             _assign(data, assignment)
             origins[assignment.path] = assignment.origin
     config = _validated(data, origins)
     if name not in _SWITCHABLE and config.model.mask == name.startswith(FASTER):
         if recipe_name or in_file is not None:
-            _refuse_mask_switch(name, config.model.mask)
-        config = replaced(config, {"recipe": FASTER + name})  # nobody asked for the recipe by name
+            _raise_mask_switch(name, config.model.mask)
+        config = replaced(config, {"recipe": FASTER + name})  # the user did not name a recipe
     return Resolved(config, launch, origins)
 
 
@@ -105,7 +105,7 @@ def recipe_with(name: str, changes: Mapping[str, Any] | None = None) -> RunConfi
 
 
 def dump(config: RunConfig, origins: dict[str, str] | None = None) -> str:
-    """The text of run.yaml; with `origins`, each value that no recipe gave says where it came from."""
+    """The text of run.yaml; with `origins`, values that differ from the recipe have their origin as a comment."""
     comments = {path: origin for path, origin in (origins or {}).items() if not origin.startswith("recipe ")}
     return dump_mapping(config.model_dump(mode="json"), comments)
 
@@ -116,9 +116,9 @@ def load(path: Path) -> RunConfig:
 
 
 def write_run_file(run_dir: Path, config: RunConfig) -> Path:
-    """Write `config` to RUN_DIR/run.yaml; a directory that holds another run is an error.
+    """Write `config` to RUN_DIR/run.yaml; ConfigError if the directory belongs to another run.
 
-    The same run may go on with its data elsewhere, or with other habits of logging, evaluating and saving.
+    The same run may resume with other paths, and log, evaluate and save at other intervals.
     """
     path = run_dir / RUN_FILE
     if path.exists():
@@ -128,7 +128,7 @@ def write_run_file(run_dir: Path, config: RunConfig) -> Path:
         changed = {
             name: (was, now)
             for name, (was, now) in changed.items()
-            if not name.startswith(_FREE_TO_CHANGE) and was != ["auto"]  # auto becomes what was found
+            if not name.startswith(_FREE_TO_CHANGE) and was != ["auto"]  # auto is replaced by the sets in data.root
         }
         if changed:
             lines = "\n".join(f"    {name}: there {was!r}, here {now!r}" for name, (was, now) in changed.items())
@@ -222,15 +222,15 @@ def _unknown(path: str, origin: str) -> ConfigError:
     return ConfigError(f"{origin}: there is no field {path}", remedy=hint)
 
 
-def _with_rivals_taken_back(layer: list[Assignment]) -> list[Assignment]:
-    """`layer`, where setting a field also clears the other field that would say the same in another unit."""
+def _with_alternatives_cleared(layer: list[Assignment]) -> list[Assignment]:
+    """`layer`, where setting a field also clears its alternative in another unit."""
     result = list(layer)
-    for pair in _RIVALS:
+    for pair in _ALTERNATIVES:
         given = {a.path: a for a in layer if a.path in pair and a.value is not None}
         if len(given) == 2:
             one, other = given.values()
             raise ConfigError(
-                f"{one.path} ({one.origin}) and {other.path} ({other.origin}) say the same thing in two units",
+                f"{one.path} ({one.origin}) and {other.path} ({other.origin}) are the same setting in two units",
                 remedy="keep one of them",
             )
         if len(given) == 1:
@@ -268,7 +268,7 @@ def _validated(data: dict[str, Any], origins: dict[str, str]) -> RunConfig:
 def _describe(problem: Any, origins: dict[str, str]) -> str:
     path = _field_path(problem["loc"])
     message = str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "it should be")
-    if problem["type"] == "value_error":  # a rule over several fields, which names them itself
+    if problem["type"] == "value_error":  # from a validator over several fields, which names them
         return f"{path}: {message}" if path else message
     field = _FIELDS.get(path)
     takes = f" ({field.takes})" if field is not None and not field.is_section else ""
@@ -276,7 +276,7 @@ def _describe(problem: Any, origins: dict[str, str]) -> str:
 
 
 def _field_path(location: Iterable[int | str]) -> str:
-    """The longest start of `location` that is a field."""
+    """The longest prefix of `location` that is a field."""
     path = ""
     for part in location:
         longer = f"{path}.{part}" if path else str(part)
@@ -286,11 +286,11 @@ def _field_path(location: Iterable[int | str]) -> str:
     return path
 
 
-def _refuse_mask_switch(name: str, mask: bool) -> None:
+def _raise_mask_switch(name: str, mask: bool) -> None:
     other = name.removeprefix(FASTER) if mask else FASTER + name
     assert other in RECIPES
     raise ConfigError(
-        f"recipe {name} is made for model.mask={str(not mask).lower()}, but model.mask is {str(mask).lower()}",
+        f"recipe {name} needs model.mask={str(not mask).lower()}, but model.mask is {str(mask).lower()}",
         remedy=f"use --recipe {other}",
     )
 

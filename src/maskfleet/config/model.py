@@ -71,7 +71,7 @@ class RpnConfig(Config):
     """The region proposal network."""
 
     anchor_sizes: tuple[PositiveFloat, ...] = (32.0, 64.0, 128.0, 256.0, 512.0)
-    """Side in pixels of a square of each anchor's area; with fpn, one a level."""
+    """Side in pixels of a square of each anchor's area; with fpn, one per level."""
 
     anchor_ratios: tuple[PositiveFloat, ...] = (0.5, 1.0, 2.0)
     """Height over width of the anchors."""
@@ -125,7 +125,7 @@ class RpnConfig(Config):
     """Proposals of each level that leave suppression in training (fpn in Level mode)."""
 
     train_per_image: PositiveInt = 2000
-    """Proposals of all levels together that go on to the heads in training (fpn in Level mode)."""
+    """Proposals of all levels together that the heads get in training (fpn in Level mode)."""
 
     test_per_level_pre_nms: PositiveInt = 1000
     """Proposals of each level that enter suppression in inference (fpn in Level mode)."""
@@ -134,7 +134,7 @@ class RpnConfig(Config):
     """Proposals of each level that leave suppression in inference (fpn in Level mode)."""
 
     test_per_image: PositiveInt = 1000
-    """Proposals of all levels together that go on to the heads in inference (fpn in Level mode)."""
+    """Proposals of all levels together that the heads get in inference (fpn in Level mode)."""
 
     @model_validator(mode="after")
     def _thresholds_in_order(self) -> RpnConfig:
@@ -156,7 +156,7 @@ class BoxHeadConfig(Config):
     """Width of the head's fully connected layers."""
 
     samples_per_image: PositiveInt = 512
-    """Regions that enter the loss, an image."""
+    """Regions per image that enter the loss."""
 
     positive_fraction: Share = 0.25
     """Largest share of foreground among the sampled regions."""
@@ -175,7 +175,7 @@ class BoxHeadConfig(Config):
 
 
 class CascadeConfig(Config):
-    """Three box heads, each stricter than the one before; read only when `model.cascade` is true."""
+    """Three box heads with increasing IoU thresholds; read only when `model.cascade` is true."""
 
     foreground_ious: tuple[Share, Share, Share] = (0.5, 0.6, 0.7)
     """Overlap that makes a region foreground, stage by stage."""
@@ -189,7 +189,7 @@ class CascadeConfig(Config):
 
 
 class MaskHeadConfig(Config):
-    """The head that draws instance masks."""
+    """The head that predicts instance masks."""
 
     kind: Literal["up4conv", "up4conv_gn"] = "up4conv"
     """Layers of the head with fpn: four convolutions and an upsampling, with or without GN."""
@@ -199,7 +199,7 @@ class MaskHeadConfig(Config):
 
 
 class InferenceConfig(Config):
-    """From scores to detections."""
+    """How scores become detections."""
 
     score_threshold: Share = 0.05
     """Detections must score above this."""
@@ -208,7 +208,7 @@ class InferenceConfig(Config):
     """Overlap above which the lower-scored of two detections of one class is dropped."""
 
     max_detections: PositiveInt = 100
-    """Detections kept an image."""
+    """Most detections per image."""
 
 
 class ModelConfig(Config):
@@ -221,13 +221,13 @@ class ModelConfig(Config):
     """True is Mask R-CNN, False is Faster R-CNN."""
 
     cascade: bool = False
-    """Whether boxes are refined by three heads in a row (needs fpn)."""
+    """Whether a cascade of three heads refines the boxes (needs fpn)."""
 
     num_categories: PositiveInt | None = None
     """Object classes without background; None takes them from the training data."""
 
     max_size_px: PositiveInt = 1333
-    """Longest image side the network is made for; fpn rounds it up to a multiple of 32."""
+    """Longest side of an image; fpn rounds it up to a multiple of 32."""
 
     pixel_mean_rgb: tuple[float, float, float] = (123.675, 116.28, 103.53)
     """Mean of red, green and blue, subtracted from the pixels."""
@@ -236,10 +236,10 @@ class ModelConfig(Config):
     """Standard deviation of red, green and blue, by which the pixels are divided."""
 
     roi_align: Literal["tensorpack", "aws"] = "tensorpack"
-    """Region pooling: two samples a bin with half-pixel centres (tensorpack), or one sample without them (aws)."""
+    """Region pooling: two samples per bin with half-pixel centres (tensorpack), or one sample without them (aws)."""
 
     loss_mean_over: Literal["image", "batch"] = "image"
-    """Whether head losses are averaged an image at a time (TensorPack) or over all regions of a batch (AWS Samples)."""
+    """Whether head losses are averaged per image (TensorPack) or over all regions of a batch (AWS Samples)."""
 
     backbone: BackboneConfig = BackboneConfig()
     """The ResNet."""
@@ -260,11 +260,11 @@ class ModelConfig(Config):
     """The mask head."""
 
     inference: InferenceConfig = InferenceConfig()
-    """From scores to detections."""
+    """How scores become detections."""
 
     @property
     def canvas_max_px(self) -> int:
-        """`max_size_px` as the network uses it: it limits resizing, box growth and the anchor field."""
+        """`max_size_px` as the network uses it: it limits resizing, box regression and the anchor grid."""
         return math.ceil(self.max_size_px / 32) * 32 if self.architecture == "fpn" else self.max_size_px
 
     @property
@@ -284,7 +284,7 @@ class ModelConfig(Config):
         elif len(self.fpn.anchor_strides) != len(self.rpn.anchor_sizes):
             raise ValueError(
                 f"fpn.anchor_strides has {len(self.fpn.anchor_strides)} levels but rpn.anchor_sizes has "
-                f"{len(self.rpn.anchor_sizes)} sizes; give one size a level"
+                f"{len(self.rpn.anchor_sizes)} sizes; give one size per level"
             )
         if self.cascade and self.cascade_head.foreground_ious[0] != self.box_head.foreground_iou:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Recipes: functions that return a whole RunConfig. Deriving one is calling another and changing fields."""
+"""Recipes: functions that return a complete RunConfig. A recipe derives from another by changing its fields."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FASTER = "faster_"
 
 
 def standard() -> RunConfig:
-    """The seeds' TensorPack preset: R50-FPN, 1 image a GPU, fp32, 24 epochs of COCO counted in steps."""
+    """TensorPack's preset: R50-FPN, 1 image per GPU, fp32, 24 epochs of COCO counted in steps."""
     return replaced(
         RunConfig(),
         {
@@ -32,7 +32,7 @@ def standard() -> RunConfig:
 
 
 def optimized() -> RunConfig:
-    """The seeds' AWS Samples preset: R50-FPN, 4 images a GPU, mixed precision, gradient clip, 24 epochs."""
+    """AWS Samples' preset: R50-FPN, 4 images per GPU, mixed precision, gradient clipping, 24 epochs."""
     return replaced(
         RunConfig(),
         {
@@ -110,12 +110,12 @@ def r50_fpn_gn_2x() -> RunConfig:
 
 
 def r50_fpn_cascade_1x() -> RunConfig:
-    """As r50_fpn_1x, with three box heads in a row."""
+    """As r50_fpn_1x, with a cascade of three box heads."""
     return replaced(r50_fpn_1x(), {"recipe": "r50_fpn_cascade_1x", "model.cascade": True})
 
 
 def finetune() -> RunConfig:
-    """Your own data, from a trained detector given as train.weights: as long as the set's size asks for."""
+    """Your own data, from a trained detector given as train.weights; the schedule follows the size of the set."""
     return replaced(
         r50_fpn_1x(),
         {
@@ -132,7 +132,7 @@ def finetune() -> RunConfig:
 
 
 def scratch() -> RunConfig:
-    """Your own data, from random weights: group normalisation, nothing frozen, as long as the set's size asks for."""
+    """Your own data, from random weights: group normalisation, nothing frozen; schedule by the size of the set."""
     return replaced(
         finetune(),
         {
@@ -147,7 +147,7 @@ def scratch() -> RunConfig:
 
 
 def demo() -> RunConfig:
-    """A small Mask R-CNN that learns generated shapes from nothing in minutes on a CPU."""
+    """A small Mask R-CNN that learns generated shapes from random weights in minutes on a CPU."""
     return replaced(
         RunConfig(),
         {
@@ -190,7 +190,7 @@ def demo() -> RunConfig:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A named way to train; `published_ap` is TensorPack's or AWS Samples' box;mask AP on COCO val2017, where known."""
+    """A recipe; `published_ap` is TensorPack's or AWS Samples' box;mask AP on COCO val2017, where known."""
 
     build: Callable[[], RunConfig]
     published_ap: str = ""
@@ -228,7 +228,7 @@ RECIPES: dict[str, Recipe] = _MASK_RECIPES | {FASTER + name: _faster(name) for n
 
 
 def recipe(name: str) -> RunConfig:
-    """The recipe called `name`."""
+    """The configuration of the recipe `name`."""
     if name not in RECIPES:
         near = difflib.get_close_matches(name, RECIPES, n=1)
         hint = f"did you mean {near[0]}? " if near else ""

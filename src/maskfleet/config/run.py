@@ -1,4 +1,4 @@
-"""RunConfig: everything that decides what a run computes. Where it happens is `launch.py`."""
+"""RunConfig: everything that decides what a run computes. Where it runs is in `launch.py`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ImagesPerGpu = Annotated[int, Field(ge=1, le=256)]
 
 
 def _rising(values: tuple[float, ...]) -> bool:
-    """Whether there are values, each larger than the one before."""
+    """Whether there are values, in strictly ascending order."""
     return bool(values) and all(low < high for low, high in pairwise(values))
 
 
 class SplitConfig(Config):
-    """A COCO-format set named by its two paths."""
+    """A COCO-format set given by its two paths."""
 
     annotations: str
     """Annotation file, absolute or under `data.root`."""
@@ -29,46 +29,46 @@ class SplitConfig(Config):
 
 
 class DataConfig(Config):
-    """Which images, and how they are prepared."""
+    """The data sets, and how their images are prepared."""
 
     root: str = "data"
-    """Folder that holds annotations/ and the image folders."""
+    """Folder with annotations/ and the image folders."""
 
     train: tuple[str | SplitConfig, ...] = ("train2017",)
-    """Training sets, joined: names of splits under `data.root`, or two paths each; auto is the one that is there."""
+    """Training sets, joined: names of splits under `data.root`, or two paths each; auto finds them in `data.root`."""
 
     val: tuple[str | SplitConfig, ...] = ("val2017",)
-    """Validation sets, each evaluated by itself; auto is the one that is there; empty for none."""
+    """Validation sets, each evaluated separately; auto finds them in `data.root`; empty for none."""
 
     train_short_edge_px: tuple[PositiveInt, PositiveInt] = (800, 800)
-    """Smallest and largest short side in training; each image draws one in between."""
+    """Smallest and largest short side in training; each image gets a random one in this range."""
 
     test_short_edge_px: PositiveInt = 800
     """Short side in evaluation and prediction."""
 
     flip_probability: Share = 0.5
-    """How often a training image is mirrored."""
+    """Probability that a training image is flipped horizontally."""
 
     scale_jitter: tuple[PositiveFloat, PositiveFloat] | None = None
-    """Large-scale jitter: smallest and largest factor on the image before a crop to the canvas; None for off."""
+    """Large-scale jitter: smallest and largest scale factor before a crop to the canvas; None for off."""
 
     color_jitter: Share = 0.0
     """Strength of random brightness, contrast and saturation; 0 for off."""
 
     filter_empty: bool = True
-    """Whether training leaves out images without any object."""
+    """Whether training leaves out images without objects."""
 
     buckets: Literal["orientation", "tight", "none"] | tuple[tuple[PositiveInt, PositiveInt], ...] = "orientation"
-    """Canvas shapes: one each for landscape and portrait, tighter ones, each batch's own, or [height, width] pairs."""
+    """Padded image shapes: one per orientation, up to three tight ones, one per batch, or [height, width] pairs."""
 
     num_workers: NonNegativeInt | None = None
-    """Loader processes a rank; None chooses from the CPU cores, 0 loads in the training process."""
+    """Loader processes per rank; None chooses by the CPU cores, 0 loads in the training process."""
 
     on_bad: Literal["error", "skip"] = "error"
-    """What to do about broken images or annotations: stop before training and list them, or leave them out."""
+    """How to treat broken images or annotations: list them and stop before training, or leave them out."""
 
     cache_dir: str | None = None
-    """Folder for the annotation store; None is beside the annotations, or the user's cache if that is read-only."""
+    """Folder for the annotation store; None is next to the annotations, or the user's cache if that is read-only."""
 
     @model_validator(mode="after")
     def _ranges_in_order(self) -> DataConfig:
@@ -82,61 +82,61 @@ class DataConfig(Config):
 
 
 class TrainConfig(Config):
-    """How the weights move."""
+    """Optimisation: learning rate, schedule, batch size and precision."""
 
     seed: NonNegativeInt = 1234
-    """Decides initial weights, data order, augmentation and sampling."""
+    """Seed of initial weights, data order, augmentation and sampling."""
 
     images_per_gpu: ImagesPerGpu = 1
     """Images in one forward and backward pass of one rank."""
 
     accumulate_to_images: PositiveInt = 1
-    """Gradients of several passes are added up until at least this many images are in an update."""
+    """Gradients are accumulated over steps until an update has at least this many images."""
 
     base_lr: PositiveFloat = 0.01
-    """Learning rate for `base_lr_images` images an update; scaled linearly to the real number."""
+    """Learning rate for `base_lr_images` images per update; scaled linearly to the actual number."""
 
     base_lr_images: PositiveInt = 8
-    """Images an update for which `base_lr` is meant: 8 in TensorPack, 1 in AWS Samples."""
+    """Images per update that `base_lr` refers to: 8 in TensorPack, 1 in AWS Samples."""
 
     warmup_steps: NonNegativeInt = 1000
-    """Steps over which the learning rate rises linearly to its full value."""
+    """Steps over which the learning rate increases linearly to its full value."""
 
     warmup_init_lr: float = Field(default=1e-5, ge=0)
-    """Where warm-up starts: the rate of the first step is this times 8 / base_lr_images, whatever the batch."""
+    """Start of the warm-up: the first step's rate is this times 8 / base_lr_images, for any batch size."""
 
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """Momentum of SGD."""
 
     weight_decay: float = Field(default=1e-4, ge=0)
-    """Pull towards zero on the kernels of convolutions and fully connected layers; never on biases or norms."""
+    """Weight decay of convolution and fully connected kernels; biases and norms have none."""
 
     step_schedule: tuple[PositiveInt, ...] | None = (120_000, 160_000, 180_000)
-    """Steps, counted as if each had 8 images, after which the rate falls tenfold; the last one ends training."""
+    """Steps of 8 images after which the rate drops tenfold; the last one ends training."""
 
     epoch_schedule: Literal["auto"] | tuple[tuple[PositiveFloat, PositiveFloat | None], ...] | None = None
-    """Pairs [epoch, factor]: after it the rate is factor times the full one, null ends; auto goes by the data."""
+    """Pairs [epoch, factor]: from that epoch the rate is factor times the full one, null ends; auto: by set size."""
 
     images_per_epoch: PositiveInt | None = None
-    """Images that count as one epoch; None is once through the training set."""
+    """Images per epoch; None is one pass over the training set."""
 
     steps_per_epoch: PositiveInt | None = None
-    """Steps that count as one epoch, instead of `images_per_epoch`."""
+    """Steps per epoch, instead of `images_per_epoch`."""
 
     gradient_clip: float = Field(default=0.0, ge=0)
-    """Largest norm of all gradients together; 0 for off."""
+    """Gradients are clipped to this total norm; 0 for off."""
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
-    """Arithmetic of the forward and backward pass; auto is bf16 where the GPU has it and fp32 elsewhere."""
+    """Precision of the forward and backward pass; auto is bf16 on GPUs that support it, else fp32."""
 
     compile: Literal["auto"] | bool = "auto"
-    """Whether the step is compiled; auto does it on a GPU, unless data.buckets is none."""
+    """Whether the step is compiled; auto compiles on a GPU, unless data.buckets is none."""
 
     weights: str | None = None
-    """Whole detector to start from, not to resume: a run directory, .npz, .pth or .safetensors file."""
+    """Detector to start from, not to resume: a run directory, .npz, .pth or .safetensors file."""
 
     ema_decay: float | None = Field(default=None, gt=0, lt=1)
-    """Keep a moving average of the weights with this decay and evaluate that; None for off."""
+    """Decay of an exponential moving average of the weights, which is evaluated and saved; None for off."""
 
     target_box_ap: Share | None = None
     """Stop early once box AP on the first validation set reaches this (and the mask target too, if given)."""
@@ -145,7 +145,7 @@ class TrainConfig(Config):
     """Stop early once mask AP on the first validation set reaches this (and the box target too, if given)."""
 
     log_every_steps: PositiveInt = 20
-    """Steps between two lines of metrics; between them nothing is read back from the GPU."""
+    """Steps between two log lines of metrics; in between nothing is read back from the GPU."""
 
     @model_validator(mode="after")
     def _one_schedule(self) -> TrainConfig:
@@ -153,20 +153,20 @@ class TrainConfig(Config):
             both = "both are set" if self.step_schedule is not None else "neither is set"
             raise ValueError(f"give the schedule in one unit, step_schedule or epoch_schedule: {both}")
         if self.images_per_epoch is not None and self.steps_per_epoch is not None:
-            raise ValueError("images_per_epoch and steps_per_epoch both say how long an epoch is; set only one")
+            raise ValueError("images_per_epoch and steps_per_epoch both set the length of an epoch; set only one")
         if self.step_schedule is not None and not _rising(self.step_schedule):
-            raise ValueError(f"step_schedule {list(self.step_schedule)} must rise from entry to entry")
+            raise ValueError(f"step_schedule {list(self.step_schedule)} must be in ascending order")
         if self.epoch_schedule is not None and self.epoch_schedule != "auto":
             epochs, factors = zip(*self.epoch_schedule, strict=True) if self.epoch_schedule else ((), ())
             if not _rising(epochs):
-                raise ValueError(f"epoch_schedule must have rising epochs, not {list(epochs)}")
+                raise ValueError(f"the epochs of epoch_schedule must be in ascending order, not {list(epochs)}")
             if factors[-1] is not None or None in factors[:-1]:
                 raise ValueError("epoch_schedule must end with (last epoch, null), and only its last factor is null")
         return self
 
 
 class EvalConfig(Config):
-    """When and how validation happens."""
+    """When and how the model is evaluated."""
 
     every_epochs: NonNegativeInt = 1
     """Epochs between two evaluations; 0 for none, not even at the end."""
@@ -175,36 +175,36 @@ class EvalConfig(Config):
     """Images in one forward pass of one rank."""
 
     accurate_paste: bool = True
-    """Whether masks are put into the image by exact interpolation instead of a rounded resize."""
+    """Whether masks are pasted into the image by exact interpolation instead of a rounded resize."""
 
     max_images: PositiveInt | None = None
-    """Evaluate only the first so many images, for a quick look; None is all."""
+    """Evaluate only this many images, the first ones; None is all."""
 
     show_score_threshold: Share = 0.5
     """Detections drawn in reports and by `maskfleet predict` must score above this."""
 
 
 class CheckpointConfig(Config):
-    """What is kept, so that nothing is lost."""
+    """When checkpoints are saved, and which are kept."""
 
     every_epochs: NonNegativeInt = 1
-    """Epochs between two checkpoints; 0 leaves it to `every_minutes`. The end of training always saves."""
+    """Epochs between two checkpoints; 0 saves by `every_minutes` only. The last step always saves."""
 
     every_minutes: float | None = Field(default=15.0, gt=0)
     """Minutes between two checkpoints inside an epoch; None for off."""
 
     keep_last: PositiveInt = 3
-    """Newest checkpoints kept."""
+    """Number of newest checkpoints that are kept."""
 
     keep_best: bool = True
-    """Whether the checkpoint with the best AP so far is kept as well."""
+    """Whether the checkpoint with the best AP so far is also kept."""
 
 
 class RunConfig(Config):
     """One training run."""
 
     recipe: str = "standard"
-    """Recipe this run started from."""
+    """Recipe that this run is based on."""
 
     model: ModelConfig = ModelConfig()
     """The network."""
@@ -224,5 +224,5 @@ class RunConfig(Config):
     @model_validator(mode="after")
     def _mask_parts_agree(self) -> RunConfig:
         if not self.model.mask and self.train.target_mask_ap is not None:
-            raise ValueError("train.target_mask_ap waits for masks, but model.mask is false; remove one of them")
+            raise ValueError("train.target_mask_ap needs masks, but model.mask is false; remove one of them")
         return self

@@ -1,4 +1,4 @@
-"""YAML 1.2 in and out: safe types only, places for error messages, stable text."""
+"""Reads and writes YAML 1.2: safe types only, line numbers for error messages, stable output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def parse_value(text: str, *, where: str) -> Any:
     except YAMLError as error:
         raise ConfigError(
             f"{where}: {text!r} is not a value: {_problem(error)}",
-            remedy="write numbers, true, false, null, words, or lists such as [1, 2]; quote text with odd characters",
+            remedy="write numbers, true, false, null, words, or lists such as [1, 2]; quote special characters",
         ) from None
 
 
@@ -43,7 +43,7 @@ def read_mapping(path: Path) -> CommentedMap:
     except YAMLError as error:
         raise ConfigError(
             f"{path} is not YAML: {_problem(error)}",
-            remedy="mend that place; `maskfleet config show` writes a good file",
+            remedy="fix that line; `maskfleet config show` prints a valid file",
         ) from None
     if loaded is None:
         return CommentedMap()
@@ -56,7 +56,7 @@ def read_mapping(path: Path) -> CommentedMap:
 
 
 def line_of(mapping: CommentedMap, key: str) -> int:
-    """Line, from 1, on which `key` stands."""
+    """Line number of `key`, from 1."""
     return int(mapping.lc.key(key)[0]) + 1
 
 
@@ -71,7 +71,7 @@ def dump_mapping(data: dict[str, Any], comments: dict[str, str] | None = None) -
 
 
 def plain(value: Any) -> Any:
-    """`value` with the YAML reader's own containers and scalars turned into plain Python."""
+    """`value` with ruamel.yaml's containers and scalars converted to plain Python."""
     if isinstance(value, dict):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -97,7 +97,7 @@ def _flow(value: Any) -> Any:
         mapping = CommentedMap((key, _flow(inner)) for key, inner in value.items())
         mapping.fa.set_flow_style()
         return mapping
-    if isinstance(value, str):  # the writer leaves ": 0" bare inside lists, which does not read back
+    if isinstance(value, str):  # ruamel.yaml writes ": 0" unquoted inside lists, which it cannot read back
         return value if _PLAIN_WORD.fullmatch(value) else DoubleQuotedScalarString(value)
     if not isinstance(value, (list, tuple)):
         return value

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from maskfleet.batch import Images
 from maskfleet.config.run import RunConfig
-from maskfleet.data.pipeline.augment import resized_sizes
+from maskfleet.data.pipeline.geometry import resized_sizes
 from maskfleet.errors import DataError
 from maskfleet.inference.detections import Categories, ImageDetections, image_detections
 from maskfleet.inference.draw import drawn_detections

@@ -198,7 +198,7 @@ CAUSES: tuple[Cause, ...] = (
     cause(
         "rendezvous",
         r"RendezvousTimeoutError|RendezvousConnectionError|RendezvousClosedError|waiting for clients"
-        r"|client socket has timed out|DistStoreError|do not know where to meet",
+        r"|client socket has timed out|DistStoreError|have no rendezvous address",
         "The ranks did not find each other in time.",
         "open the rendezvous port and all TCP ports between the hosts; see whether all hosts were up",
     ),

@@ -1,4 +1,4 @@
-"""The loop: step, log, evaluate, save. No hooks."""
+"""The training loop: step, log, evaluate, save. No hooks."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from maskfleet.config.run import RunConfig
 from maskfleet.log import logger
 from maskfleet.training.checkpoint import CheckpointStore
 from maskfleet.training.distributed import Ranks
-from maskfleet.training.output.live_view import View
-from maskfleet.training.output.metrics import Metrics
+from maskfleet.training.output.live_view import LiveView
+from maskfleet.training.output.metrics import RANKS, Interval, Metrics, host_metrics
 from maskfleet.training.output.report import BOARD_PICTURES, sample_pictures
 from maskfleet.training.schedule import Schedule
-from maskfleet.training.signals import StoppedError, stop_wish
+from maskfleet.training.signals import StoppedError, StopRequest, stop_request
 from maskfleet.training.state import Parts, Progress, snapshot_of
 from maskfleet.training.step.compiled import CompiledStepRunner
 from maskfleet.training.step.eager import StepRunner
 from maskfleet.training.validate import Scores, Validator
-
-MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +39,12 @@ class Run:
     checkpoints: CheckpointStore
     validator: Validator
     categories: list[dict[str, Any]]
-    view: View
+    view: LiveView
 
 
 @dataclass(slots=True)
 class Clock:
-    """Time and steps since the last log line or evaluation, and the part spent waiting for data."""
+    """Time and steps since the last log line or evaluation, and how much of it was waiting for data."""
 
     since: float = field(default_factory=time.monotonic)
     steps: int = 0
@@ -54,7 +52,7 @@ class Clock:
     saved_at: float = field(default_factory=time.monotonic)
 
     def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """`batches`, with the wait for each one counted."""
+        """`batches`, with the waiting time for each one counted."""
         while True:
             asked_at = time.monotonic()
             batch = next(batches, None)
@@ -69,105 +67,86 @@ class Clock:
 
 
 def fit(run: Run, progress: Progress) -> list[Scores]:
-    """Train from `progress` to the end of the schedule, or to its targets; the answer is the last evaluation."""
-    schedule, every, clock = run.schedule, run.config.checkpoint, Clock()
-    scores: list[Scores] = []
-    stop_signal, save_due = 0, False
-    with stop_wish() as wish:
-        for batch in clock.timed(run.parts.loader.batches(progress.step, schedule.total_steps)):
-            step, progress.step = progress.step, progress.step + 1
-            is_last = progress.step == schedule.total_steps
-            update = schedule.updates_after(step)
-            log_due = is_last or progress.step % run.config.train.log_every_steps == 0
-            lr = schedule.lr_at(step)
-            with run.ranks.naming_the_dead("in a step"):
-                losses, metrics = run.runner.step(batch.to(run.device), lr=lr, update=update, with_metrics=log_due)
-            run.metrics.add(losses)
-            if update and run.parts.ema is not None:
-                run.parts.ema.update(run.parts.model)
-            run.view.step(progress.done)
-            if log_due:
-                _log(run, progress, clock, lr, metrics)
-            epoch, inside_epoch = divmod(progress.step, schedule.steps_per_epoch)
+    """Train from `progress` to the end of the schedule or to the target AP; returns the last evaluation."""
+    clock, scores = Clock(), list[Scores]()
+    total_steps = run.schedule.total_steps
+    with stop_request() as request:
+        saver = _Saver(run, clock, request)
+        for batch in clock.timed(run.parts.loader.batches(progress.step, total_steps)):
+            update = _step(run, progress, clock, batch)
+            is_last = progress.step == total_steps
             is_best = False
-            if _due(run.config.eval.every_epochs, epoch, inside_epoch, is_last):
-                scores = _evaluate(run, progress, epoch)
-                is_best = _note_best(progress, scores)
+            if _due(run.config.eval.every_epochs, run.schedule, progress, is_last):
+                scores = _evaluate(run, progress)
+                is_best = _record_best(progress, scores)
                 is_last = is_last or _reached_targets(run.config, scores)
                 clock.restart()
-            signal_seen, time_seen = run.ranks.agree([wish.number, _minutes_are_up(every.every_minutes, clock)])
-            stop_signal = stop_signal or signal_seen
-            save_due |= (
-                bool(time_seen or stop_signal) or is_best or _due(every.every_epochs, epoch, inside_epoch, is_last)
-            )
-            if (save_due and update) or is_last:  # between updates the gradients are only half added up
-                _save(run, progress, best=is_best and every.keep_best)
-                save_due, clock.saved_at = False, time.monotonic()
-                if stop_signal and not is_last:
-                    run.checkpoints.wait()
-                    raise StoppedError(stop_signal, progress.done)
+            saver.after_step(progress, update=update, is_best=is_best, is_last=is_last)
             if is_last:
                 break
     run.checkpoints.wait()
     return scores
 
 
-def _due(every_epochs: int, epoch: int, inside_epoch: int, is_last: bool) -> bool:
-    """Whether something done every so many epochs is due now; the end always counts, unless it is never done."""
-    return every_epochs > 0 and (is_last or (inside_epoch == 0 and epoch % every_epochs == 0))
-
-
-def _minutes_are_up(minutes: float | None, clock: Clock) -> bool:
-    return minutes is not None and time.monotonic() - clock.saved_at >= 60 * minutes
+def _step(run: Run, progress: Progress, clock: Clock, batch: Batch) -> bool:
+    """Train on `batch` and log if it is time to; returns whether the weights were updated."""
+    schedule, step = run.schedule, progress.step
+    progress.step += 1
+    update, lr = schedule.updates_after(step), schedule.lr_at(step)
+    log_due = progress.step == schedule.total_steps or progress.step % run.config.train.log_every_steps == 0
+    with run.ranks.reporting_lost_ranks("in a step"):
+        losses, metrics = run.runner.step(batch.to(run.device), lr=lr, update=update, with_metrics=log_due)
+    run.metrics.add(losses)
+    if update and run.parts.ema is not None:
+        run.parts.ema.update(run.parts.model)
+    run.view.step(progress.done)
+    if log_due:
+        _log(run, progress, clock, lr, metrics)
+    return update
 
 
 def _log(run: Run, progress: Progress, clock: Clock, lr: float, metrics: dict[str, torch.Tensor]) -> None:
-    seconds = max(time.monotonic() - clock.since, 1e-9)
+    elapsed_s = max(time.monotonic() - clock.since, 1e-9)
+    images = clock.steps * run.schedule.images_per_step
     values = run.metrics.write(
         progress.done,
-        epoch=int(run.schedule.epoch_after(progress.step - 1)),
-        lr=lr,
-        images_per_s=clock.steps * run.schedule.images_per_step / seconds,
-        data_wait_s=clock.waited_s / clock.steps,
-        memory_mib=_memory_mib(run.device),
-        extra={"ranks": run.ranks.worker.world_size},
-        metrics=metrics,
+        epoch=run.schedule.epochs_done(progress.step),
+        host=host_metrics(Interval(lr, clock.steps, images, elapsed_s, clock.waited_s, run.device)),
+        network=metrics,
+        extra={RANKS: run.ranks.worker.world_size},
     )
     run.view.metrics(values)
     clock.restart()
 
 
-def _memory_mib(device: torch.device) -> float:
-    """Most memory in use so far: the GPU's, or this process's on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / MIB
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts in KiB
+def _due(every_epochs: int, schedule: Schedule, progress: Progress, is_last: bool) -> bool:
+    """Whether something done every so many epochs (0: never) is due now; at the last step it always is."""
+    epoch, step_in_epoch = divmod(progress.step, schedule.steps_per_epoch)
+    return every_epochs > 0 and (is_last or (step_in_epoch == 0 and epoch % every_epochs == 0))
 
 
-def _evaluate(run: Run, progress: Progress, epoch: int) -> list[Scores]:
+def _evaluate(run: Run, progress: Progress) -> list[Scores]:
     if not run.validator.stores:
         return []
     started_at = time.monotonic()
     run.view.doing("evaluating")
     scores = run.validator.scores(run.parts.model, run.parts.ema)
     values = run.validator.named(scores)
-    run.metrics.write_eval(progress.done, epoch, values)
+    run.metrics.write_eval(progress.done, run.schedule.epochs_done(progress.step), values)
     run.view.evaluation(values)
     if run.ranks.worker.is_chief:
         store, parts = run.validator.stores[0], run.parts
         for title, picture in sample_pictures(
             parts.model, parts.ema, store, run.config, run.device, count=BOARD_PICTURES
         ):
-            run.metrics.write_images(progress.done, f"predictions/{title}", picture)
+            run.metrics.write_picture(progress.done, f"predictions/{title}", picture)
     run.view.doing("")
     logger.info("evaluation took %.1f s", time.monotonic() - started_at)
     return scores
 
 
-def _note_best(progress: Progress, scores: list[Scores]) -> bool:
-    """Whether the first validation set's AP (masks if there are any) is the best so far."""
+def _record_best(progress: Progress, scores: list[Scores]) -> bool:
+    """Whether the AP on the first validation set (of masks if there are any) is the best so far; if so, keep it."""
     if not scores:
         return False
     ap = scores[0]["segm" if "segm" in scores[0] else "bbox"].ap
@@ -178,24 +157,53 @@ def _note_best(progress: Progress, scores: list[Scores]) -> bool:
 
 
 def _reached_targets(config: RunConfig, scores: list[Scores]) -> bool:
-    targets = {"bbox": config.train.target_box_ap, "segm": config.train.target_mask_ap}
-    wanted = {kind: target for kind, target in targets.items() if target is not None}
-    if not wanted or not scores:
+    by_kind = {"bbox": config.train.target_box_ap, "segm": config.train.target_mask_ap}
+    targets = {kind: target for kind, target in by_kind.items() if target is not None}
+    if not targets or not scores:
         return False
-    reached = all(scores[0][kind].ap >= target for kind, target in wanted.items())
+    reached = all(scores[0][kind].ap >= target for kind, target in targets.items())
     if reached:
         logger.info("the target AP is reached: training ends early")
     return reached
 
 
+@dataclass(slots=True)
+class _Saver:
+    """Decides together with the other ranks when to save, and stops the run once a requested stop is saved."""
+
+    run: Run
+    clock: Clock
+    request: StopRequest
+    stop_signal: int = 0
+    save_due: bool = False
+
+    def after_step(self, progress: Progress, *, update: bool, is_best: bool, is_last: bool) -> None:
+        run, settings = self.run, self.run.config.checkpoint
+        signal_seen, time_seen = run.ranks.agree([self.request.number, self._minutes_passed()])
+        self.stop_signal = self.stop_signal or signal_seen
+        epoch_due = _due(settings.every_epochs, run.schedule, progress, is_last)
+        self.save_due |= bool(time_seen or self.stop_signal) or is_best or epoch_due
+        if not is_last and not (self.save_due and update):  # between updates the gradients are only partly summed
+            return
+        _save(run, progress, best=is_best and settings.keep_best)
+        self.save_due, self.clock.saved_at = False, time.monotonic()
+        if self.stop_signal and not is_last:
+            run.checkpoints.wait()
+            raise StoppedError(self.stop_signal, progress.done)
+
+    def _minutes_passed(self) -> bool:
+        minutes = self.run.config.checkpoint.every_minutes
+        return minutes is not None and time.monotonic() - self.clock.saved_at >= 60 * minutes
+
+
 def _save(run: Run, progress: Progress, *, best: bool) -> None:
     state = run.metrics.state_dict()
-    window = {"names": state["names"], "sums": state["sums"].tolist(), "count": state["count"]}
-    windows = run.ranks.gather(window)
-    if windows is None:
+    sums = {"names": state["names"], "sums": state["sums"].tolist(), "count": state["count"]}
+    sums_of_ranks = run.ranks.gather(sums)
+    if sums_of_ranks is None:
         return
     started_at = time.monotonic()
-    snapshot = snapshot_of(run.parts, progress, config=run.config, categories=run.categories, windows=windows)
+    snapshot = snapshot_of(run.parts, progress, config=run.config, categories=run.categories, metrics=sums_of_ranks)
     run.checkpoints.save(snapshot, best=best)
     run.view.saved(progress.done)
-    logger.debug("the checkpoint kept step %d waiting for %.3f s", progress.done, time.monotonic() - started_at)
+    logger.debug("step %d waited %.3f s for the checkpoint", progress.done, time.monotonic() - started_at)

@@ -1,4 +1,4 @@
-"""SGD as TensorPack has it."""
+"""SGD with TensorPack's settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from maskfleet.config.run import TrainConfig
 
 
 def build_optimizer(model: nn.Module, train: TrainConfig) -> torch.optim.SGD:
-    """SGD with momentum; weight decay only on kernels; frozen parameters are left out."""
+    """SGD with momentum; weight decay on kernels only; without the frozen parameters."""
     kernels: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for parameter in trainable(model).values():
@@ -32,12 +32,12 @@ def build_optimizer(model: nn.Module, train: TrainConfig) -> torch.optim.SGD:
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that training moves, by name."""
+    """Parameters that training updates, by name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Use `lr` for the next step."""
+    """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
         group["lr"] = lr
 
@@ -52,7 +52,7 @@ def momentum_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
 
 
 def load_momentum(model: nn.Module, optimizer: torch.optim.Optimizer, buffers: dict[str, Tensor]) -> None:
-    """Put back what `momentum_state` gave."""
+    """Restore what `momentum_state` returned."""
     for name, parameter in trainable(model).items():
         if name in buffers:
             buffer = torch.empty_like(parameter, memory_format=torch.preserve_format)

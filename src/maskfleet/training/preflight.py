@@ -1,8 +1,9 @@
-"""What is looked at before the first step: the data, and the weights to start from."""
+"""Checks before the first step: the data, and the weights to start from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from maskfleet.config.run import RunConfig
@@ -16,33 +17,51 @@ from maskfleet.training.distributed import Ranks
 CHECK_THREADS = 8
 
 
-def open_sets(config: RunConfig, ranks: Ranks) -> tuple[list[AnnotationStore], list[AnnotationStore]]:
-    """Training and validation stores; the chief builds them, the others open what it built."""
-    if ranks.worker.is_chief:
-        train, val = open_stores(config.data, config.data.train), open_stores(config.data, config.data.val)
-    ranks.barrier()
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """The data sets of a run."""
+
+    train_stores: list[AnnotationStore]
+    val_stores: list[AnnotationStore]
+    train_skip: list[set[int]]  # ids of broken images, by store
+    val_skip: list[set[int]]
+    categories: list[dict[str, object]]
+
+
+def open_data(config: RunConfig, ranks: Ranks) -> RunData:
+    """Open and check the training and validation sets of `config`."""
+    train, val = _open_stores(config, ranks)
+    skip = _broken_images(config, [*train, *val], ranks)
+    return RunData(train, val, skip[: len(train)], skip[len(train) :], _shared_categories([*train, *val]))
+
+
+def _open_stores(config: RunConfig, ranks: Ranks) -> tuple[list[AnnotationStore], list[AnnotationStore]]:
+    """Training and validation stores; rank 0 builds them, then the other ranks open them."""
     if not ranks.worker.is_chief:
-        train, val = open_stores(config.data, config.data.train), open_stores(config.data, config.data.val)
+        ranks.barrier()
+    train, val = open_stores(config.data, config.data.train), open_stores(config.data, config.data.val)
+    if ranks.worker.is_chief:
+        ranks.barrier()
     return train, val
 
 
-def broken_images(config: RunConfig, stores: Sequence[AnnotationStore], ranks: Ranks) -> list[set[int]]:
-    """Ids of images to leave out, by store; every fault is listed, and stops the run unless `data.on_bad` is skip."""
-    found: list[set[int]] = []
+def _broken_images(config: RunConfig, stores: Sequence[AnnotationStore], ranks: Ranks) -> list[set[int]]:
+    """Ids of images to leave out, by store; all problems are logged, and are errors unless `data.on_bad` is skip."""
+    broken: list[set[int]] = []
     if ranks.worker.is_chief:
         problems = [check_split(store, workers=CHECK_THREADS) for store in stores]
-        everything = [problem for of_store in problems for problem in of_store]
-        if any(problem.severity == "error" for problem in everything):
-            logger.warning("%s", summarise(everything))
-        elif everything:
-            logger.info("%d warnings about the data; `maskfleet data inspect` lists them", len(everything))
-        raise_for(everything, config.data.on_bad)
-        found = [bad_images(of_store) for of_store in problems]
-    answer: list[set[int]] = ranks.broadcast(found)
-    return answer
+        all_problems = [problem for of_store in problems for problem in of_store]
+        if any(problem.severity == "error" for problem in all_problems):
+            logger.warning("%s", summarise(all_problems))
+        elif all_problems:
+            logger.info("%d warnings about the data; `maskfleet data inspect` lists them", len(all_problems))
+        raise_for(all_problems, config.data.on_bad)
+        broken = [bad_images(of_store) for of_store in problems]
+    shared: list[set[int]] = ranks.broadcast(broken)
+    return shared
 
 
-def shared_categories(stores: Sequence[AnnotationStore]) -> list[dict[str, object]]:
+def _shared_categories(stores: Sequence[AnnotationStore]) -> list[dict[str, object]]:
     """Ids and names of the training categories; validation sets must have the same ids."""
     first = [(category.id, category.name) for category in stores[0].categories]
     for store in stores[1:]:
@@ -55,8 +74,8 @@ def shared_categories(stores: Sequence[AnnotationStore]) -> list[dict[str, objec
     return [{"id": identity, "name": name} for identity, name in first]
 
 
-def expect_weights(config: RunConfig) -> None:
-    """Refuse to freeze, or to normalise by, what nobody has learnt."""
+def check_backbone_weights(config: RunConfig) -> None:
+    """Raise ConfigError if layers or statistics that were never trained would be frozen."""
     backbone = config.model.backbone
     has_weights = config.train.weights is not None or backbone.weights is not None
     if not has_weights and (backbone.freeze_at > 0 or backbone.norm == "FreezeBN"):
@@ -69,13 +88,13 @@ def expect_weights(config: RunConfig) -> None:
 
 
 def found_weights(name: str, config: RunConfig) -> Path:
-    """The weights file `name`: as given, or under `data.root`."""
+    """The weights file `name`, relative to the working directory or to `data.root`."""
     for path in (Path(name).expanduser(), Path(config.data.root).expanduser() / name):
-        if path.is_dir() and (path / "model.safetensors").exists():  # a run that is done
+        if path.is_dir() and (path / "model.safetensors").exists():  # the directory of a finished run
             return path / "model.safetensors"
         if path.is_file():
             return path
     raise WeightsError(
-        f"there are no weights at {name}, nor under {config.data.root}",
+        f"there are no weights at {name} or under {config.data.root}",
         remedy="put the file there, give its path, or train from random weights with --recipe scratch",
     )

@@ -1,4 +1,4 @@
-"""The learning rate of every step, as pure arithmetic. A step is one forward and backward pass of all ranks."""
+"""The learning rate of every step, as a pure function. A step is one forward and backward pass on all ranks."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from maskfleet.config.run import TrainConfig
 from maskfleet.errors import ConfigError
 
 AUTO_IMAGES, MIN_AUTO_EPOCHS, MAX_AUTO_EPOCHS = 120_000, 12, 200
-REFERENCE_BATCH = 8  # step schedules are written as if every step had so many images
+REFERENCE_BATCH = 8  # images per step that step schedules are written for
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What the rate is at each step, and when training ends."""
+    """The learning rate at each step, and when training ends."""
 
     images_per_step: int
-    steps_per_update: int  # passes whose gradients are added up before the weights move
+    steps_per_update: int  # steps whose gradients are accumulated before the weights are updated
     steps_per_epoch: int
     total_steps: int
     full_lr: float
     warmup_start_lr: float
     warmup_steps: int
-    drops: tuple[tuple[int, float], ...]  # (first step, factor on the full rate), by rising step
+    drops: tuple[tuple[int, float], ...]  # (first step, factor on the full rate), in ascending order
 
     def lr_at(self, step: int) -> float:
-        """Rate of step `step`, counted from 0."""
+        """Learning rate of step `step`, counted from 0."""
         if step < self.warmup_steps:
             return self.warmup_start_lr + step / self.warmup_steps * (self.full_lr - self.warmup_start_lr)
         factor = 1.0
@@ -37,12 +37,12 @@ class Schedule:
         return self.full_lr * factor
 
     def updates_after(self, step: int) -> bool:
-        """Whether the weights move at the end of step `step`; the last step always moves them."""
+        """Whether the weights are updated at the end of step `step`; after the last step they always are."""
         return (step + 1) % self.steps_per_update == 0 or step + 1 == self.total_steps
 
-    def epoch_after(self, step: int) -> float:
-        """Epochs done once step `step` is."""
-        return (step + 1) / self.steps_per_epoch
+    def epochs_done(self, steps_done: int) -> int:
+        """Complete epochs after `steps_done` steps."""
+        return steps_done // self.steps_per_epoch
 
 
 def schedule_for(train: TrainConfig, *, world_size: int, steps_per_pass: int) -> Schedule:
@@ -68,7 +68,7 @@ def schedule_for(train: TrainConfig, *, world_size: int, steps_per_pass: int) ->
 
 
 def auto_epochs(num_images: int) -> tuple[tuple[float, float | None], ...]:
-    """A schedule for a set of `num_images`: small sets are gone through often, large ones as often as COCO in 1x."""
+    """A schedule for a set of `num_images`: many epochs for small sets, those of COCO's 1x schedule for large ones."""
     epochs = min(max(round(AUTO_IMAGES / num_images), MIN_AUTO_EPOCHS), MAX_AUTO_EPOCHS)
     return (0.75 * epochs, 0.1), (0.92 * epochs, 0.01), (float(epochs), None)
 
@@ -94,13 +94,13 @@ def _drops(train: TrainConfig, images_per_step: int, steps_per_epoch: int) -> tu
     if total < 1:
         raise ConfigError(
             f"the schedule ends before the first step: an epoch is {steps_per_epoch} steps of {images_per_step} images",
-            remedy="lengthen train.step_schedule or train.epoch_schedule, or use fewer images an update",
+            remedy="lengthen train.step_schedule or train.epoch_schedule, or use fewer images per update",
         )
     return drops, total
 
 
 def _real_step(train: TrainConfig, step: int, images_per_step: int, steps_per_epoch: int) -> int:
-    """A step of 8 images in steps of ours; TensorPack rounds down to whole epochs where an epoch's length is given."""
+    """A step of 8 images in steps of this run; as in TensorPack, in whole epochs if the epoch's length is set."""
     scaled = step * REFERENCE_BATCH / images_per_step
     if train.steps_per_epoch is None and train.images_per_epoch is None:
         return round(scaled)

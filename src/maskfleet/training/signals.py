@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a wish to stop at the next safe moment."""
+"""SIGTERM and SIGINT as a request to stop at the next safe moment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from maskfleet.errors import MaskfleetError
 
 
 class StoppedError(MaskfleetError):
-    """The run was asked to stop, saved, and can go on; the exit code is the signal's own."""
+    """The run stopped on request and saved a checkpoint to resume from; the exit code is that of the signal."""
 
     def __init__(self, number: int, step: int) -> None:
         name = signal.Signals(number).name
@@ -23,14 +23,14 @@ class StoppedError(MaskfleetError):
         self.exit_code = 128 + number
 
 
-class StopWish:
-    """The signal that asked this rank to stop; 0 while none did."""
+class StopRequest:
+    """The signal that requested this rank to stop; 0 while there was none."""
 
     def __init__(self) -> None:
         self.number = 0
 
-    def take(self, number: int, frame: FrameType | None) -> None:
-        """Remember the first signal; a second one acts at once."""
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """Remember the first signal; a second one terminates the process immediately."""
         if self.number:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
@@ -38,15 +38,15 @@ class StopWish:
 
 
 @contextlib.contextmanager
-def stop_wish() -> Iterator[StopWish]:
-    """Signals inside the block become a wish; outside the main thread nothing is caught."""
-    wish = StopWish()
+def stop_request() -> Iterator[StopRequest]:
+    """Inside the block signals only set the request; outside the main thread no signal is handled."""
+    request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
-        yield wish
+        yield request
         return
-    before = {number: signal.signal(number, wish.take) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, request.receive) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield wish
+        yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

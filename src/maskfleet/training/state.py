@@ -1,4 +1,4 @@
-"""The live parts of a run, to and from a snapshot."""
+"""The state of a run in memory, and its conversion to and from a snapshot."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ logger = logging.getLogger("maskfleet")
 
 @dataclass(slots=True)
 class Progress:
-    """How far the run is."""
+    """How far the run has come."""
 
-    step: int = 0  # place in the schedule, in steps of the present number of images
-    shift: int = 0  # what the history has more, since other numbers of ranks took other steps
+    step: int = 0  # position in the schedule, in steps of the current number of images
+    shift: int = 0  # added to `step` gives `done`; not 0 once the number of images per step has changed
     best_ap: float | None = None
     best_step: int | None = None
-    elapsed_s: float = 0.0  # spent in training before this process
+    elapsed_s: float = 0.0  # training time of earlier processes
     started_at: float = field(default_factory=time.monotonic)
 
     @property
     def done(self) -> int:
-        """Steps done in the run's history; unlike `step` it never falls when ranks join and steps grow."""
+        """Steps done since the run began; unlike `step` it never decreases when ranks join and steps get larger."""
         return self.step + self.shift
 
     @property
     def training_s(self) -> float:
-        """Seconds spent in training by all processes of this run."""
+        """Training time of all processes of this run, one after the other."""
         return self.elapsed_s + time.monotonic() - self.started_at
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What changes while a run goes on."""
+    """What changes while a run trains."""
 
     model: MaskRCNN
     optimizer: torch.optim.SGD
@@ -61,9 +61,9 @@ def snapshot_of(
     *,
     config: RunConfig,
     categories: list[dict[str, Any]],
-    windows: list[dict[str, Any]],
+    metrics: list[dict[str, Any]],
 ) -> Snapshot:
-    """Everything needed to go on from `progress`; `windows` is each rank's unwritten share of the metrics."""
+    """Everything needed to resume from `progress`; `metrics` are the sums that each rank has not yet written."""
     tensors = {f"model/{name}": tensor for name, tensor in parts.model.state_dict().items()}
     tensors |= {f"momentum/{name}": tensor for name, tensor in momentum_state(parts.model, parts.optimizer).items()}
     if parts.ema is not None:
@@ -75,8 +75,8 @@ def snapshot_of(
         "position": progress.step,
         "loader": parts.loader.state(progress.step),
         "scaler": parts.precision.scaler.state_dict(),
-        "metrics": windows,
-        "world_size": len(windows),
+        "metrics": metrics,
+        "world_size": len(metrics),
         "images_per_step": parts.loader.images_per_step,
         "best_ap": progress.best_ap,
         "best_step": progress.best_step,
@@ -87,14 +87,14 @@ def snapshot_of(
     return Snapshot(progress.done, tensors, numbers)
 
 
-def room_needed(parts: Parts) -> dict[str, Tensor]:
-    """Tensors shaped like those of a snapshot, before there is momentum."""
+def tensors_to_save(parts: Parts) -> dict[str, Tensor]:
+    """Tensors of the shapes of a later snapshot, before the optimizer has momentum."""
     tensors = {f"model/{name}": tensor for name, tensor in parts.model.state_dict().items()}
     return tensors | {f"momentum/{name}": parameter for name, parameter in trainable(parts.model).items()}
 
 
 def restore(parts: Parts, snapshot: Snapshot) -> Progress:
-    """Put `snapshot` into the live parts; the loader was built from it already."""
+    """Load `snapshot` into `parts`, all but the loader, which was built from it."""
     _load_model(parts.model, snapshot.under("model/"))
     load_momentum(parts.model, parts.optimizer, snapshot.under("momentum/"))
     averages = snapshot.under("ema/")
@@ -117,7 +117,7 @@ def restore(parts: Parts, snapshot: Snapshot) -> Progress:
 
 
 def position_of(snapshot: Snapshot) -> int:
-    """Place in the schedule, in steps of the snapshot's own number of images."""
+    """Position in the schedule, in steps of the snapshot's number of images."""
     return int(snapshot.numbers.get("position", snapshot.step))
 
 
@@ -127,6 +127,6 @@ def _load_model(model: MaskRCNN, weights: dict[str, Tensor]) -> None:
     if different or set(weights) != set(expected):
         raise TrainingError(
             f"the checkpoint belongs to another model: {len(different)} tensors differ, such as {different[:1]}",
-            remedy="continue with the run's own run.yaml, or start anew with train.weights",
+            remedy="continue with the run's own run.yaml, or start a new run with train.weights",
         )
     model.load_state_dict(weights)

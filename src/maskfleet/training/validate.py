@@ -1,4 +1,4 @@
-"""AP on the validation sets, shared out over the ranks."""
+"""AP on the validation sets, computed by all ranks together."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Validator:
             return [self._of_set(model, index) for index in range(len(self.stores))]
 
     def named(self, scores: Sequence[Scores]) -> dict[str, float]:
-        """`scores` under the seeds' names; sets after the first have their own name in front."""
+        """`scores` by the metric names of TensorPack; the names of further sets are prefixed with the set's name."""
         values: dict[str, float] = {}
         for index, (store, of_set) in enumerate(zip(self.stores, scores, strict=True)):
             prefix = f"{store.split.name}-" if index else ""
@@ -58,7 +58,7 @@ class Validator:
             skip=self.skip[index],
         )
         try:
-            mine = predict_batches(
+            own_results = predict_batches(
                 model,
                 loader,
                 device=self.device,
@@ -67,10 +67,10 @@ class Validator:
             )
         finally:
             loader.close()
-        gathered = self.ranks.gather(mine)
+        gathered = self.ranks.gather(own_results)
         scores: Scores | None = None
         if gathered is not None:
-            results = {image_id: found for part in gathered for image_id, found in part.items()}
+            results = {image_id: detections for part in gathered for image_id, detections in part.items()}
             scores = score_results(
                 store,
                 results,

@@ -1,109 +1,104 @@
-"""Shapes: V points, N boxes."""
-
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
+from collections.abc import Sequence
 
 import cv2
 import numpy as np
 import pytest
 
-from maskfleet.data.pipeline import augment
-from maskfleet.data.pipeline.augment import Geometry
+from maskfleet.config.base import replaced
+from maskfleet.config.run import RunConfig
+from maskfleet.data.pipeline.augment import (
+    Augmentation,
+    AugmentedImage,
+    ColorJitter,
+    Flip,
+    ResizeShortEdge,
+    ScaleJitter,
+    augmented,
+)
+from maskfleet.data.pipeline.build import augmentations
+from maskfleet.data.pipeline.geometry import Geometry, place_image
 
-GOLDEN = np.load(Path(__file__).parents[2] / "goldens" / "ops_image.npz", allow_pickle=False)
+
+def geometry_of(
+    source: tuple[int, int], chain: Sequence[Augmentation], seed: int, *, canvas: tuple[int, int] | None = None
+) -> Geometry:
+    return augmented(np.zeros((*source, 3), np.uint8), chain, canvas=canvas, seed=seed).geometry
 
 
-def golden_image(height: int, width: int, seed: int) -> np.ndarray:
-    """The picture that the goldens' README describes, float32 BGR."""
-    y, x = np.arange(height)[:, None, None], np.arange(width)[None, :, None]
-    c, s = np.arange(3)[None, None], float(seed)
-    value = np.sin(0.045 * x * (1 + 0.3 * c) + 0.9 * s) * np.cos(0.06 * y - 0.5 * c + 0.37 * s)
-    value = value + 0.6 * np.sin(0.23 * x + 0.19 * y + 1.7 * c + s)
-    value = value + 0.5 * np.sign(np.sin(0.031 * x - 0.05 * y + 0.8 * s)) * np.cos(0.02 * (x + y) + c)
-    return np.clip(127.5 + 60 * value, 0, 255).astype(np.float32)
+def result_of(image: np.ndarray, *chain: Augmentation) -> AugmentedImage:
+    return augmented(image, chain, canvas=None, seed=0)
 
 
 def placed(image: np.ndarray, geometry: Geometry) -> np.ndarray:
     canvas = np.zeros((*geometry.size, 3), np.uint8)
-    augment.place_image(image, geometry, canvas)
+    place_image(image, geometry, canvas)
     return canvas
 
 
-def test_resized_sizes_are_tensorpacks() -> None:
-    table = GOLDEN["resize_table"]
-    for columns, max_px in ((slice(2, 4), 1333), (slice(4, 6), 1344)):
-        sizes = augment.resized_sizes(table[:, 0], table[:, 1], short_edge_px=800, max_px=max_px)
-        np.testing.assert_array_equal(sizes, table[:, columns])
+def test_the_list_draws_the_eight_numbers_of_its_seed_in_order() -> None:
+    """As when all were drawn at once: short edge, flip, scale, crop y, crop x, brightness, contrast, saturation."""
+    rng = np.random.default_rng(11)
+    drawn = np.concatenate([augmentation.draw(rng) for augmentation in augmentations(RunConfig())])
+    np.testing.assert_array_equal(drawn, np.random.default_rng(11).random(8))
 
 
-def test_a_resized_image_is_tensorpacks_to_the_pixel() -> None:
-    height, width, seed = GOLDEN["resize_src_spec"].tolist()
-    image = golden_image(height, width, seed)
-    geometry = augment.resize_geometry((height, width), short_edge_px=(64, 64), max_px=1344)
-    moved = placed(image.astype(np.uint8), geometry)
-    np.testing.assert_array_equal(moved, GOLDEN["resized_u8"])
-    # TensorPack trains on float pixels; ours are whole numbers: at most one truncation and one rounding apart.
-    assert np.abs(moved - GOLDEN["resized_f32"]).max() < 2
+@pytest.mark.parametrize("seed", range(8))
+def test_an_image_is_augmented_by_the_numbers_of_its_own_seed(seed: int) -> None:
+    short_edge, flip, *window, brightness, contrast, saturation = np.random.default_rng(seed).random(8)
+    image = np.random.default_rng(1).integers(0, 255, (30, 40, 3), np.uint8)
+    settings = {"data.train_short_edge_px": (40, 60), "data.color_jitter": 0.5}
+    result = augmented(image, augmentations(replaced(RunConfig(), settings)), canvas=None, seed=seed)
+    assert result.geometry.resized[0] == 40 + int(short_edge * 21)
+    assert result.geometry.flip == (flip < 0.5)
+    jittered = ColorJitter(0.5).apply(result_of(image), np.array([brightness, contrast, saturation]))
+    np.testing.assert_array_equal(result.pixels, jittered.pixels)
+
+    settings |= {"data.scale_jitter": (1.5, 2.0)}
+    cropped = augmented(image, augmentations(replaced(RunConfig(), settings)), canvas=(30, 40), seed=seed).geometry
+    height = int(30 * (1.5 + window[0] * 0.5) + 0.5)
+    assert cropped.resized[0] == height
+    assert cropped.offset[0] == int(window[1] * (height - 30 + 1))
+    assert cropped.flip == result.geometry.flip
 
 
-def test_resized_and_flipped_boxes_are_tensorpacks() -> None:
-    geometry = augment.resize_geometry((80, 100), short_edge_px=(160, 160), max_px=1344)
-    moved = augment.move_boxes(GOLDEN["paste_boxes"], dataclasses.replace(geometry, flip=True))
-    np.testing.assert_allclose(moved, GOLDEN["boxes_resized_flipped"], rtol=0, atol=1e-4)
+def test_no_setting_changes_what_the_others_draw() -> None:
+    everything = {"data.train_short_edge_px": (9, 40), "data.scale_jitter": (0.5, 2.0), "data.color_jitter": 0.5}
+    rngs = [np.random.default_rng(3), np.random.default_rng(3)]
+    for off, on in zip(augmentations(RunConfig()), augmentations(replaced(RunConfig(), everything)), strict=True):
+        np.testing.assert_array_equal(off.draw(rngs[0]), on.draw(rngs[1]))
 
 
-def test_flip_mirrors_pixels_and_points_alike() -> None:
-    image = np.zeros((20, 30, 3), np.uint8)
-    image[4:7, 2:9] = 255
-    geometry = Geometry((20, 30), (20, 30), (0, 0), (20, 30), flip=True)
-    moved = placed(image, geometry)
-    box = augment.move_boxes(np.array([[2.0, 4.0, 9.0, 7.0]]), geometry)
-    np.testing.assert_array_equal(box, [[21, 4, 28, 7]])
-    assert moved[4:7, 21:28].min() == 255
-    assert moved.sum() == image.sum()
-
-
-def test_every_short_side_of_the_range_is_drawn_and_both_ends_belong_to_it() -> None:
-    drawn = {
-        augment.resize_geometry(
-            (100, 200), short_edge_px=(40, 44), max_px=1000, numbers=augment.draws(seed), flip=0.5
-        ).resized[0]
-        for seed in range(200)
-    }
-    assert drawn == {40, 41, 42, 43, 44}
+def test_every_short_edge_of_the_range_is_drawn_including_both_ends() -> None:
+    resize = ResizeShortEdge((40, 44), 1000)
+    assert {geometry_of((100, 200), [resize], seed).resized[0] for seed in range(200)} == {40, 41, 42, 43, 44}
 
 
 def test_an_image_is_mirrored_as_often_as_asked() -> None:
-    def share(flip: float) -> float:
-        geometries = [
-            augment.resize_geometry((9, 9), short_edge_px=(9, 9), max_px=9, numbers=augment.draws(seed), flip=flip)
-            for seed in range(400)
-        ]
-        return sum(geometry.flip for geometry in geometries) / 400
+    def share(probability: float) -> float:
+        chain = [ResizeShortEdge((9, 9), 9), Flip(probability)]
+        return sum(geometry_of((9, 9), chain, seed).flip for seed in range(400)) / 400
 
     assert share(0.0) == 0
     assert share(1.0) == 1
     assert abs(share(0.5) - 0.5) < 0.1
 
 
-def test_the_range_of_short_sides_does_not_change_which_images_are_mirrored() -> None:
+def test_the_range_of_short_edges_does_not_change_which_images_are_mirrored() -> None:
     for seed in range(50):
-        numbers = augment.draws(seed)
-        fixed = augment.resize_geometry((9, 12), short_edge_px=(9, 9), max_px=99, numbers=numbers, flip=0.5)
-        drawn = augment.resize_geometry((9, 12), short_edge_px=(9, 40), max_px=99, numbers=numbers, flip=0.5)
+        fixed = geometry_of((9, 12), [ResizeShortEdge((9, 9), 99), Flip(0.5)], seed)
+        drawn = geometry_of((9, 12), [ResizeShortEdge((9, 40), 99), Flip(0.5)], seed)
         assert fixed.flip == drawn.flip
 
 
 @pytest.mark.parametrize("flip", [0.0, 1.0])
-def test_large_scale_jitter_cuts_a_window_out_of_the_enlarged_image(flip: float) -> None:
+def test_scale_jitter_crops_a_window_out_of_the_enlarged_image(flip: float) -> None:
     image = cv2.GaussianBlur(np.random.default_rng(0).integers(0, 255, (60, 90, 3), np.uint8), (9, 9), 0)
+    chain = [ResizeShortEdge((9, 9), 99), Flip(flip), ScaleJitter((2.0, 2.0))]
     seen_offsets = set()
     for seed in range(20):
-        geometry = augment.jitter_geometry(
-            (60, 90), canvas=(64, 64), scale=(2.0, 2.0), numbers=augment.draws(seed), flip=flip
-        )
+        geometry = geometry_of((60, 90), chain, seed, canvas=(64, 64))
         assert geometry.resized == (85, 128)
         assert geometry.size == (64, 64)
         top, left = geometry.offset
@@ -115,77 +110,24 @@ def test_large_scale_jitter_cuts_a_window_out_of_the_enlarged_image(flip: float)
     assert len(seen_offsets) > 10
 
 
-def test_large_scale_jitter_pads_a_shrunken_image() -> None:
-    geometry = augment.jitter_geometry((60, 90), canvas=(64, 128), scale=(0.5, 0.5), numbers=augment.draws(3), flip=0.0)
+def test_scale_jitter_pads_a_shrunken_image() -> None:
+    geometry = geometry_of((60, 90), [ScaleJitter((0.5, 0.5))], 3, canvas=(64, 128))
     # min(64 / 60, 128 / 90) / 2 = 0.5333
     assert (geometry.resized, geometry.size, geometry.offset) == ((32, 48), (32, 48), (0, 0))
     assert not geometry.cropped
 
 
-def test_points_follow_the_pixels_through_a_cut_and_a_flip() -> None:
-    geometry = Geometry((50, 100), (100, 200), (10, 30), (60, 80), flip=True)
-    moved = augment.move_points(np.array([[20.0, 10.0]]), geometry)
-    np.testing.assert_array_equal(moved, [[80 - (40 - 30), 20 - 10]])
-    image = np.zeros((50, 100, 3), np.uint8)
-    image[9:12, 19:22] = 255
-    weight = placed(image, geometry)[..., 0].astype(float)
-    y, x = (float((grid * weight).sum() / weight.sum()) + 0.5 for grid in np.mgrid[:60, :80])
-    np.testing.assert_allclose([[x, y]], augment.move_points(np.array([[20.5, 10.5]]), geometry), atol=0.01)
-
-
-def test_clip_boxes_keeps_only_what_is_a_pixel_wide() -> None:
-    boxes = np.array([[-5, -5, 3, 4], [8, 2, 14, 6], [9.5, 0, 20, 5], [12, 0, 15, 3]], np.float32)
-    clipped, keep = augment.clip_boxes(boxes, (8, 10))
-    assert keep.tolist() == [True, True, False, False]
-    np.testing.assert_array_equal(clipped[:2], [[0, 0, 3, 4], [8, 2, 10, 6]])
-
-
-def test_clip_polygon_of_a_triangle_over_a_corner() -> None:
-    clipped = augment.clip_polygon(np.array([[-4.0, 2.0], [4.0, 2.0], [4.0, 10.0]]), (8, 8))
-    assert {tuple(point) for point in clipped.tolist()} == {(0, 2), (4, 2), (4, 8), (2, 8), (0, 6)}
-
-
-def test_clip_polygon_agrees_with_a_raster_on_random_triangles() -> None:
-    rng = np.random.default_rng(5)
-    y, x = (grid + 0.5 for grid in np.mgrid[-40:80, -40:80].astype(float))
-    for _ in range(50):
-        a, b, c = corners = rng.uniform(-30, 70, (3, 2))
-        turns = [
-            (q[0] - p[0]) * (y - p[1]) - (q[1] - p[1]) * (x - p[0]) for p, q in ((a, b), (b, c), (c, a))
-        ]  # fmt: skip
-        inside = np.all([turn > 0 for turn in turns], axis=0) | np.all([turn < 0 for turn in turns], axis=0)
-        seen = inside & (x > 0) & (x < 40) & (y > 0) & (y < 32)
-        clipped = augment.clip_polygon(corners, (32, 40))
-        if seen.any():
-            bounds = [x[seen].min(), y[seen].min(), x[seen].max(), y[seen].max()]
-            found = [*clipped.min(axis=0), *clipped.max(axis=0)]
-            assert found[0] <= bounds[0]
-            assert found[1] <= bounds[1]
-            assert found[2] >= bounds[2]
-            assert found[3] >= bounds[3]
-            assert _area(clipped) == pytest.approx(seen.sum(), abs=45)  # the border's pixels
-        else:
-            assert _area(clipped) < 45
-
-
-def test_colour_jitter_of_strength_zero_changes_nothing_and_more_changes_all_three() -> None:
+def test_color_jitter_of_strength_zero_changes_nothing_and_more_changes_all_three() -> None:
     image = np.random.default_rng(1).integers(0, 255, (16, 16, 3), np.uint8)
-    numbers = augment.draws(7)
-    np.testing.assert_array_equal(augment.jitter_colour(image, 0.0, numbers), image)
+    start = result_of(image)
+    assert ColorJitter(0.0).apply(start, np.array([0.0, 1.0, 0.3])).pixels is image
 
-    def jittered(**changed: float) -> np.ndarray:
-        centred = np.full(8, 0.5)
-        for name, value in changed.items():
-            centred[getattr(augment, name)] = value
-        return augment.jitter_colour(image, 0.4, centred)
+    def jittered(brightness: float = 0.5, contrast: float = 0.5, saturation: float = 0.5) -> np.ndarray:
+        return ColorJitter(0.4).apply(start, np.array([brightness, contrast, saturation])).pixels
 
-    assert jittered(BRIGHTNESS=0.0).mean() == pytest.approx(image.mean() * 0.6, rel=0.01)
-    flat = jittered(CONTRAST=0.0)
+    np.testing.assert_array_equal(jittered(), image)
+    assert jittered(brightness=0.0).mean() == pytest.approx(image.mean() * 0.6, rel=0.01)
+    flat = jittered(contrast=0.0)
     assert flat.std() == pytest.approx(image.std() * 0.6, rel=0.02)
-    grey = jittered(SATURATION=0.0).astype(float)
-    assert grey.std(axis=-1).mean() == pytest.approx(image.std(axis=-1).mean() * 0.6, rel=0.02)
-
-
-def _area(points: np.ndarray) -> float:
-    x, y = points[:, 0], points[:, 1]
-    return abs(float((x * np.roll(y, -1) - y * np.roll(x, -1)).sum())) / 2
+    gray = jittered(saturation=0.0).astype(float)
+    assert gray.std(axis=-1).mean() == pytest.approx(image.std(axis=-1).mean() * 0.6, rel=0.02)

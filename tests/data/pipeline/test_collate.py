@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ from coco_files import annotation, coco_tree, square
 
 from maskfleet.batch import Batch
 from maskfleet.data.pipeline import collate
-from maskfleet.data.pipeline.augment import Geometry
+from maskfleet.data.pipeline.augment import Augmentation, Flip, ResizeShortEdge, ScaleJitter
 from maskfleet.data.pipeline.device_resize import resize_on_device
+from maskfleet.data.pipeline.geometry import Geometry
 from maskfleet.data.pipeline.samples import Preparation, Sample, train_sample
 from maskfleet.data.store.annotations import open_store
 from maskfleet.data.store.coco import SplitPaths
@@ -26,8 +26,14 @@ from maskfleet.ops.outlines import bitmap_edges
 from maskfleet.rle import text_from_runs
 
 WriteSplit = Callable[..., SplitPaths]
-PLAIN = Preparation((96, 96), 128, 0.0, None, 0.0, masks=True, crowds=True)  # 48 x 64 sources are doubled
-FLIPPED = dataclasses.replace(PLAIN, flip=1.0)
+
+
+def prepared(*augmentations: Augmentation) -> Preparation:
+    return Preparation(augmentations, masks=True, crowds=True)
+
+
+DOUBLED = ResizeShortEdge((96, 96), 128)  # of 48 x 64 sources
+PLAIN, FLIPPED = prepared(DOUBLED), prepared(DOUBLED, Flip(1.0))
 
 
 def sample_of(split: SplitPaths, preparation: Preparation = PLAIN, **arguments: Any) -> Sample:
@@ -89,7 +95,7 @@ def test_a_run_length_mask_of_an_object_is_drawn_like_the_resized_bitmap(
     tree = coco_tree(annotation(1, segmentation=packed(disc), bbox=[15, 5, 30, 30], area=int(disc.sum())))
     drawn = drawn_mask(batch_of([sample_of(write_split(tree), preparation)]), 0, 0) > 0.5
     wanted = cv2.resize(disc.astype(np.uint8), (128, 96), interpolation=cv2.INTER_NEAREST).astype(bool)
-    wanted = wanted[:, ::-1] if preparation.flip else wanted
+    wanted = wanted[:, ::-1] if preparation is FLIPPED else wanted
     assert (drawn & wanted).sum() / (drawn | wanted).sum() > 0.97
 
 
@@ -100,7 +106,7 @@ def test_the_edges_of_a_run_length_mask_are_those_of_its_whole_bitmap(write_spli
     mask = np.zeros((48, 64), bool)
     mask[top : top + 15, left : left + 20] = rng.random((15, 20))[: 48 - top, : 64 - left] < 0.6
     tree = coco_tree(annotation(1, segmentation=packed(mask), bbox=[0, 0, 64, 48], area=9))
-    sample = sample_of(write_split(tree), dataclasses.replace(PLAIN, short_edge_px=(48, 48)))
+    sample = sample_of(write_split(tree), prepared(ResizeShortEdge((48, 48), 128)))
     np.testing.assert_array_equal(sample.outlines[0][0], bitmap_edges(mask)[0])
 
 
@@ -120,7 +126,7 @@ def test_a_broken_run_length_mask_is_named(write_split: WriteSplit) -> None:
         sample_of(write_split(tree))
 
 
-JITTER = Preparation((96, 96), 128, 0.0, (2.0, 2.0), 0.0, masks=True, crowds=True)
+JITTER = prepared(DOUBLED, Flip(0.0), ScaleJitter((2.0, 2.0)))
 
 
 def seeds_with_offset(wanted: Callable[[Geometry], bool], split: SplitPaths, canvas: tuple[int, int]) -> Sample:

@@ -72,7 +72,7 @@ def test_a_cut_off_jpeg_is_refused_though_opencv_would_fill_it_up(tmp_path: Path
     path = saved(tmp_path / "a.jpg", SMOOTH)
     data = path.read_bytes()
     path.write_bytes(data[: len(data) * 2 // 3])
-    with pytest.raises(DataError, match="not a whole image"):
+    with pytest.raises(DataError, match="not a complete image"):
         read_image(path, image_id=1)
 
 

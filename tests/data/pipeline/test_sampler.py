@@ -51,7 +51,7 @@ def test_a_pass_shows_every_image_once_in_whole_batches_of_one_bucket(
 def test_repeats_only_fill_the_last_batch_of_a_bucket(buckets: np.ndarray, batch: int) -> None:
     order = TrainOrder(buckets, images_per_batch=batch, seed=1)
     missing = sum(-count % batch for count in np.bincount(buckets))
-    assert order.repeats_per_pass == missing
+    assert order.batches_per_pass * batch - order.num_images == missing
     shown = Counter(
         (image, copy) for p in planned_of_pass(order, 0) for image, copy in zip(p.images, p.copies, strict=True)
     )
@@ -89,13 +89,13 @@ def test_any_batch_can_be_asked_for_first(buckets: np.ndarray, batch: int, numbe
 
 
 @given(bucket_lists, worlds, worlds, st.integers(1, 30), batch_sizes)
-def test_a_run_that_goes_on_with_other_ranks_loses_and_repeats_nothing(
+def test_a_run_that_resumes_with_other_ranks_loses_and_repeats_nothing(
     buckets: np.ndarray, before: int, after: int, step: int, batch: int
 ) -> None:
     order = TrainOrder(buckets, images_per_batch=batch, seed=5, group=before)
     old = [RankStream(order, rank=rank, world_size=before) for rank in range(before)]
     saved = cursor_from(old[0].cursor(step).as_dict())
-    assert saved.images_seen == step * before * batch
+    assert saved.batch * saved.images_per_batch == step * before * batch
     group = order_group({1, 2}, after, saved, batch)
     new_order = TrainOrder(buckets, images_per_batch=batch, seed=5, group=group)
     new = [RankStream(new_order, rank=rank, world_size=after, start=saved) for rank in range(after)]
@@ -103,15 +103,15 @@ def test_a_run_that_goes_on_with_other_ranks_loses_and_repeats_nothing(
         s.planned(n) for n in range(step, step + 9) for s in new
     ]
     assert taken == [order.batch(number) for number in range(len(taken))]
-    assert new[0].cursor(step + 9).images_seen == len(taken) * batch
+    assert new[0].cursor(step + 9).batch == len(taken)
 
 
-def test_with_another_batch_size_a_run_goes_on_after_as_many_images_of_the_pass() -> None:
+def test_with_another_batch_size_a_run_resumes_after_as_many_images_of_the_pass() -> None:
     buckets = np.zeros(40, int)
     saved = Cursor(step=15, batch=15, images_per_batch=4, group=1, batches_per_pass=10)
     stream = RankStream(TrainOrder(buckets, images_per_batch=2, seed=0), rank=0, world_size=1, start=saved)
-    assert stream.position(15) == (1, 10)  # pass 1, after 5 batches of 4 = 10 of 2
-    assert stream.position(16) == (1, 11)
+    assert stream.cursor(15).batch == 20 + 10  # a pass has 20 batches of 2; in the next one 5 batches of 4 = 10 of 2
+    assert stream.cursor(16).batch == 20 + 11
 
 
 def test_ranks_share_a_bucket_at_every_step_but_where_one_runs_out() -> None:
@@ -141,13 +141,13 @@ def test_canvases_of_one_area_are_shuffled_freely() -> None:
 def test_a_step_before_the_resumed_one_is_refused() -> None:
     order = TrainOrder(np.zeros(4, int), images_per_batch=1, seed=0)
     stream = RankStream(order, rank=0, world_size=1, start=Cursor(7, 7, 1, 1, 4))
-    with pytest.raises(TrainingError, match="step 6 lies before step 7"):
+    with pytest.raises(TrainingError, match="step 6 is before step 7"):
         stream.planned(6)
 
 
 @pytest.mark.parametrize("change", [{"batch": -1}, {"group": 0}, {"step": "3"}, {"more": 1}, {"batch": None}])
 def test_a_damaged_position_is_refused(change: dict[str, object]) -> None:
-    with pytest.raises(TrainingError, match="is not one"):
+    with pytest.raises(TrainingError, match="is not valid"):
         cursor_from(Cursor(1, 2, 3, 1, 5).as_dict() | change)
 
 

@@ -123,10 +123,11 @@ def _start(stack: Stack, name: str, command: list[str]) -> None:
 
 
 def _write_events(folder: Path) -> None:
+    from maskfleet.training.output.sinks import Measurement
     from maskfleet.training.output.tensorboard import TensorBoard
 
-    board = TensorBoard(folder, purge_step=None)
-    board.scalars(1, {"loss/total": 2.5}, at=1.0)
+    board = TensorBoard(folder)
+    board.write(Measurement(step=1, time=1.0, values={"loss/total": 2.5}))
     board.close()
 
 

@@ -98,7 +98,7 @@ def test_two_detached_runs_side_by_side_with_killed_ranks_end_alike(workshop: Wo
     until(lambda: any(record["step"] >= 8 for record in read_metrics(victim)))
     os.kill(ranks_of(marked(mark_of(victim)))[0], signal.SIGKILL)
     followed = workshop("logs", "-f", first)
-    assert "going on after step" in followed.stdout
+    assert "resuming after step" in followed.stdout
     assert followed.stdout.rstrip().endswith("the run is done")
     workshop("logs", "-f", second)
     status = workshop.status(first)
@@ -140,7 +140,7 @@ def test_a_machine_that_goes_down_saves_and_the_same_launch_goes_on_later(worksh
     assert (status.state, status.hosts[0].state) == (JobState.LOST, "left")
     again = workshop("launch", "-c", str(workshop.run_file), *short)
     assert again.returncode == 0, again.stdout + again.stderr
-    assert f"going on after step {saved}" in again.stdout
+    assert f"resuming after step {saved}" in again.stdout
     assert read_metrics(run_dir)[-1]["step"] == 180
     assert workshop.status(handle)["restarts"] == 0
 

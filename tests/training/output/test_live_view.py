@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from maskfleet.log import close_logging, log_metrics, logger, setup_logging
-from maskfleet.training.output.live_view import View, sparkline, trend
+from maskfleet.training.output.live_view import LiveView, sparkline, trend
 from maskfleet.training.output.metrics import Metrics
+from maskfleet.training.output.sinks import MetricLog
 
 VALUES = {
     "epoch": 2,
@@ -51,7 +52,7 @@ def terminal(width: int = 120) -> Console:
     return Console(file=io.StringIO(), force_terminal=True, width=width, height=40, highlight=False, _environ={})
 
 
-def screen(view: View, width: int = 120) -> str:
+def screen(view: LiveView, width: int = 120) -> str:
     """The display as plain text."""
     paper = Console(file=io.StringIO(), width=width, highlight=False, color_system=None, _environ={})
     paper.print(view.render())
@@ -61,7 +62,7 @@ def screen(view: View, width: int = 120) -> str:
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_display_shows_all_that_a_run_measures(width: int) -> None:
     clock = Clock()
-    with View(1000, 100, enabled=False, console=terminal(width), clock=clock) as view:
+    with LiveView(1000, 100, enabled=False, console=terminal(width), clock=clock) as view:
         clock.now_s += 20
         view.step(200)
         view.metrics(VALUES)
@@ -90,7 +91,7 @@ def test_the_display_shows_all_that_a_run_measures(width: int) -> None:
 
 def test_the_time_left_goes_by_the_speed_of_the_last_minute() -> None:
     clock = Clock()
-    with View(10_000, 0, enabled=False, console=terminal(), clock=clock) as view:
+    with LiveView(10_000, 0, enabled=False, console=terminal(), clock=clock) as view:
         assert "measuring speed" in screen(view)
         for step in range(1, 101):  # slow at first: 10 s a step
             clock.now_s += 10
@@ -110,7 +111,7 @@ def test_the_time_left_goes_by_the_speed_of_the_last_minute() -> None:
 
 
 def test_the_best_ap_stays_when_a_later_one_is_worse() -> None:
-    with View(100, 0, enabled=False, console=terminal()) as view:
+    with LiveView(100, 0, enabled=False, console=terminal()) as view:
         for step, ap in ((10, 0.2), (20, 0.4), (30, 0.3)):
             view.step(step)
             view.evaluation({"mAP(bbox)/IoU=0.5:0.95": ap})
@@ -121,7 +122,7 @@ def test_the_best_ap_stays_when_a_later_one_is_worse() -> None:
 
 def test_an_evaluation_does_not_count_as_a_slow_step() -> None:
     clock = Clock()
-    with View(100, 0, enabled=False, console=terminal(), clock=clock) as view:
+    with LiveView(100, 0, enabled=False, console=terminal(), clock=clock) as view:
         clock.now_s += 500
         view.evaluation(SCORES)
         clock.now_s += 10
@@ -131,7 +132,7 @@ def test_an_evaluation_does_not_count_as_a_slow_step() -> None:
 
 
 def test_a_view_of_a_run_without_measurements_can_be_drawn() -> None:
-    with View(0, 0, enabled=False, console=terminal(), clock=Clock()) as view:
+    with LiveView(0, 0, enabled=False, console=terminal(), clock=Clock()) as view:
         assert "0 / 0 steps  100.0%  done" in screen(view)
 
 
@@ -140,8 +141,8 @@ def test_messages_scroll_above_the_display_and_metric_lines_do_not(
 ) -> None:
     setup_logging(tmp_path, 0)
     console = terminal()
-    with View(10, 0, enabled=True, console=console) as view:
-        view.message("hello [bold]world[/]")
+    with LiveView(10, 0, enabled=True, console=console):
+        logger.info("hello [bold]world[/]")
         logger.warning("careful")
         log_metrics({"total_cost": 77.0})
     logger.info("afterwards")
@@ -161,14 +162,12 @@ def test_without_a_terminal_messages_and_metrics_are_plain_lines(
 ) -> None:
     setup_logging(tmp_path, 0)
     console = Console(file=io.StringIO(), _environ={})
-    with View(10, 0, console=console) as view:
+    with LiveView(10, 0, console=console) as view:
         assert not view.enabled
         view.step(1)
-        view.message("hello")
-        metrics = Metrics(tmp_path, is_chief=True, tensorboard=False)
-        view.metrics(
-            metrics.write(1, epoch=1, lr=0.1, images_per_s=1.0, data_wait_s=0.0, memory_mib=1.0, extra={"a": 2.0})
-        )
+        logger.info("hello")
+        host = {"learning_rate": 0.1, "images_per_s": 1.0, "data_wait_s": 0.0, "memory_mib": 1.0}
+        view.metrics(Metrics([MetricLog()]).write(1, epoch=1, host=host, extra={"a": 2.0}))
     assert console.file.getvalue() == ""  # type: ignore[attr-defined]
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].endswith(" hello")
@@ -178,14 +177,14 @@ def test_without_a_terminal_messages_and_metrics_are_plain_lines(
 
 
 def test_a_terminal_turns_the_display_on_and_a_dumb_one_does_not() -> None:
-    assert View(1, 0, console=terminal()).enabled
+    assert LiveView(1, 0, console=terminal()).enabled
     dumb = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"})
-    assert not View(1, 0, console=dumb).enabled
+    assert not LiveView(1, 0, console=dumb).enabled
 
 
 def test_the_display_goes_away_when_the_run_fails(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging(None, 0)
-    with pytest.raises(ValueError, match="boom"), View(10, 0, enabled=True, console=terminal()):
+    with pytest.raises(ValueError, match="boom"), LiveView(10, 0, enabled=True, console=terminal()):
         raise ValueError("boom")
     logger.info("still heard")
     assert "still heard" in capsys.readouterr().err

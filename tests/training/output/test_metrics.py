@@ -13,11 +13,12 @@ from tensorboard.backend.event_processing.event_accumulator import IMAGES, SCALA
 from torch import Tensor
 
 from maskfleet.errors import TrainingError
-from maskfleet.log import SEED_METRICS, close_logging, setup_logging
+from maskfleet.log import SAGEMAKER_METRICS, close_logging, setup_logging
 from maskfleet.training.output.metrics import Metrics, read_metrics
+from maskfleet.training.output.sinks import MetricLog, MetricsFile, Sink, open_sinks
 
 GOLDENS = Path(__file__).parents[2] / "goldens"
-SPEED = {"lr": 0.02, "images_per_s": 7.5, "data_wait_s": 0.25, "memory_mib": 1024.0}
+HOST = {"learning_rate": 0.02, "images_per_s": 7.5, "data_wait_s": 0.25, "memory_mib": 1024.0}
 SCORES = {
     f"mAP({kind})/{name}": (place + 1) / 17
     for kind in ("bbox", "segm")
@@ -31,8 +32,9 @@ def quiet_afterwards() -> Iterator[None]:
     close_logging()
 
 
-def new_metrics(run_dir: Path, *, tensorboard: bool = False, **others: object) -> Metrics:
-    return Metrics(run_dir, is_chief=True, tensorboard=tensorboard, clock=lambda: 1000.0, **others)  # type: ignore[arg-type]
+def new_metrics(run_dir: Path, *, tensorboard: bool = False, after_step: int = 0) -> Metrics:
+    sinks: tuple[Sink, ...] = (MetricsFile(run_dir, after_step=after_step), MetricLog())
+    return Metrics(open_sinks(run_dir, after_step=after_step) if tensorboard else sinks, clock=lambda: 1000.0)
 
 
 def losses_of(step: int) -> dict[str, Tensor]:
@@ -48,17 +50,17 @@ def run_steps(metrics: Metrics, start: int, stop: int, *, every: int = 5) -> Non
     for step in range(start + 1, stop + 1):
         metrics.add(losses_of(step))
         if step % every == 0:
-            metrics.write(step, epoch=1, **SPEED)  # type: ignore[arg-type]
+            metrics.write(step, epoch=1, host=HOST)
 
 
 def test_a_write_holds_means_since_the_last_one_and_their_sum(tmp_path: Path) -> None:
     metrics = new_metrics(tmp_path)
     for value in (1.0, 2.0, 6.0):
         metrics.add({"a": torch.tensor(value, requires_grad=True), "b": torch.tensor(0.5)})
-    first = metrics.write(3, epoch=1, **SPEED, extra={"grad_norm": 4.0})  # type: ignore[arg-type]
+    first = metrics.write(3, epoch=1, host=HOST, extra={"grad_norm": 4.0})
     assert (first["a"], first["b"], first["total_cost"], first["grad_norm"]) == (3.0, 0.5, 3.5, 4.0)
     metrics.add({"a": torch.tensor(8.0), "b": torch.tensor(0.25)})
-    second = metrics.write(4, epoch=2, **SPEED, metrics={"num_fg": torch.tensor(12)})  # type: ignore[arg-type]
+    second = metrics.write(4, epoch=2, host=HOST, network={"num_fg": torch.tensor(12)})
     assert (second["a"], second["b"], second["total_cost"], second["num_fg"]) == (8.0, 0.25, 8.25, 12.0)
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0]) == {
         "step": 3,
@@ -91,7 +93,7 @@ def test_buffers_that_the_next_step_overwrites_are_copied(tmp_path: Path) -> Non
     for value in (1.0, 3.0):
         loss.fill_(value)
         metrics.add({"a": loss})
-    assert metrics.write(2, epoch=1, **SPEED)["a"] == 2.0  # type: ignore[arg-type]
+    assert metrics.write(2, epoch=1, host=HOST)["a"] == 2.0
 
 
 def test_one_step_a_write_tells_any_two_float32_losses_apart(tmp_path: Path) -> None:
@@ -100,7 +102,7 @@ def test_one_step_a_write_tells_any_two_float32_losses_apart(tmp_path: Path) -> 
     texts = []
     for value in (loss, torch.nextafter(loss, torch.tensor(1.0))):
         metrics.add({"a": value})
-        written = metrics.write(1, epoch=1, **SPEED)["a"]  # type: ignore[arg-type]
+        written = metrics.write(1, epoch=1, host=HOST)["a"]
         assert torch.tensor(written, dtype=torch.float32) == value
         texts.append(written)
     assert texts[0] != texts[1]
@@ -116,9 +118,8 @@ def test_a_resumed_run_writes_the_same_bytes(tmp_path: Path, stop: int, through_
     run_steps(killed, stop, 18)  # it lived on after the checkpoint, and died in the middle of a line
     with (tmp_path / "killed" / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 20, "epo')
-    resumed = new_metrics(tmp_path / "killed")
+    resumed = new_metrics(tmp_path / "killed", after_step=stop)
     resumed.load_state_dict(as_json if through_json else state)
-    resumed.truncate_after(stop)
     run_steps(resumed, stop, 20)
     assert (tmp_path / "killed" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
     for metrics in (whole, resumed):
@@ -128,21 +129,21 @@ def test_a_resumed_run_writes_the_same_bytes(tmp_path: Path, stop: int, through_
 
 
 def test_truncating_leaves_an_intact_file_alone(tmp_path: Path) -> None:
-    run_steps(metrics := new_metrics(tmp_path), 0, 10)
+    run_steps(new_metrics(tmp_path), 0, 10)
     before = (tmp_path / "metrics.jsonl").stat()
-    metrics.truncate_after(10)
+    new_metrics(tmp_path, after_step=10)
     after = (tmp_path / "metrics.jsonl").stat()
     assert (before.st_ino, before.st_mtime_ns, before.st_size) == (after.st_ino, after.st_mtime_ns, after.st_size)
-    metrics.truncate_after(0)
+    new_metrics(tmp_path)
     assert (tmp_path / "metrics.jsonl").read_bytes() == b""
 
 
-def test_a_line_that_lacks_only_its_end_is_kept_and_mended(tmp_path: Path) -> None:
-    run_steps(metrics := new_metrics(tmp_path), 0, 10)
+def test_a_line_that_lacks_only_its_newline_is_kept_and_completed(tmp_path: Path) -> None:
+    run_steps(new_metrics(tmp_path), 0, 10)
     path = tmp_path / "metrics.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    metrics.truncate_after(10)
+    new_metrics(tmp_path, after_step=10)
     assert path.read_bytes() == whole
 
 
@@ -163,12 +164,12 @@ def test_ranks_are_averaged_by_one_vector_and_only_the_chief_writes(tmp_path: Pa
         return vector / 2
 
     for name, is_chief in (("chief", True), ("other", False)):
-        metrics = Metrics(tmp_path / name, is_chief=is_chief, mean_over_ranks=with_a_peer_of_zeros, tensorboard=False)
+        sinks = [MetricsFile(tmp_path / name, after_step=0)] if is_chief else []
+        metrics = Metrics(sinks, mean_over_ranks=with_a_peer_of_zeros)
         metrics.add({"a": torch.tensor(3.0), "b": torch.tensor(1.0)})
-        values = metrics.write(1, epoch=1, **SPEED, metrics={"c": torch.tensor(8.0)})  # type: ignore[arg-type]
+        values = metrics.write(1, epoch=1, host=HOST, network={"c": torch.tensor(8.0)})
         assert (values["a"], values["b"], values["c"], values["total_cost"]) == (1.5, 0.5, 4.0, 2.0)
         metrics.write_eval(1, 1, SCORES)
-        metrics.truncate_after(0)
     assert [vector.shape for vector in sent] == [(3,), (3,)]
     assert (tmp_path / "chief" / "metrics.jsonl").exists()
     assert not (tmp_path / "other").exists()
@@ -185,13 +186,13 @@ def test_every_logged_line_gives_the_patterns_what_the_file_holds(tmp_path: Path
         metrics.add({name: torch.rand((), generator=generator) for name in losses})
         if step % 2 == 0:
             more = {name: torch.rand((), generator=generator) * 100 for name in others}
-            metrics.write(step, epoch=1, **SPEED, metrics=more)  # type: ignore[arg-type]
+            metrics.write(step, epoch=1, host=HOST, network=more)
     metrics.write_eval(6, 1, SCORES)
     records, lines = read_metrics(tmp_path), (tmp_path / "log.txt").read_text().splitlines()
     assert len(records) == len(lines) == 4
     read = 0
     for record, line in zip(records, lines, strict=True):
-        for name, pattern in SEED_METRICS:
+        for name, pattern in SAGEMAKER_METRICS:
             greedy = f".*{re.escape(name)}:\\s*(\\S+).*"
             assert (re.search(pattern, line) is not None) == (name in record)
             if name in record:
@@ -204,7 +205,7 @@ def test_every_logged_line_gives_the_patterns_what_the_file_holds(tmp_path: Path
 def test_what_is_not_finite_is_null_in_the_file_and_nan_when_read(tmp_path: Path) -> None:
     metrics = new_metrics(tmp_path)
     metrics.add({"a": torch.tensor(math.inf), "b": torch.tensor(-math.inf)})
-    metrics.write(1, epoch=1, **SPEED)  # type: ignore[arg-type]
+    metrics.write(1, epoch=1, host=HOST)
 
     def refuse(constant: str) -> float:
         raise AssertionError(f"{constant} is not JSON")
@@ -226,10 +227,10 @@ def test_the_documented_examples_are_what_is_written(tmp_path: Path) -> None:
     example = json.loads(re.search(r"```json\n(.*?)```", page, re.DOTALL)[1])
     metrics = new_metrics(tmp_path)
     metrics.add({"rpn_losses/label_loss": torch.tensor(0.5)})
-    metrics.write(20, epoch=0, **SPEED)  # type: ignore[arg-type]
+    metrics.write(20, epoch=0, host=HOST)
     assert list(example) == list(json.loads((tmp_path / "metrics.jsonl").read_text()))
     line = re.search(r"```\n(evaluation .*)\n```", page)[1]
-    read = {name: re.search(pattern, line)[1] for name, pattern in SEED_METRICS if re.search(pattern, line)}
+    read = {name: re.search(pattern, line)[1] for name, pattern in SAGEMAKER_METRICS if re.search(pattern, line)}
     assert read == {"mAP(bbox)/IoU=0.5:0.95": "0.213", "mAP(bbox)/IoU=0.5": "0.384", "mAP(bbox)/IoU=0.75": "0.214"}
 
 
@@ -245,7 +246,7 @@ def test_tensorboard_shows_scalars_by_their_names_and_images_in_their_colours(tm
     metrics.write_eval(10, 1, SCORES)
     image = np.zeros((4, 6, 3), dtype=np.uint8)
     image[..., 2] = 255  # red, as BGR
-    metrics.write_images(10, "predictions/0", image)
+    metrics.write_picture(10, "predictions/0", image)
     board = board_of(tmp_path)  # before close: a live TensorBoard sees it too
     metrics.close()
     records = read_metrics(tmp_path)
@@ -262,8 +263,7 @@ def test_tensorboard_hides_what_a_killed_run_wrote_after_its_checkpoint(tmp_path
     killed = new_metrics(tmp_path, tensorboard=True)
     run_steps(killed, 0, 20)
     killed.close()
-    resumed = new_metrics(tmp_path, tensorboard=True)
-    resumed.truncate_after(10)
+    resumed = new_metrics(tmp_path, tensorboard=True, after_step=10)
     run_steps(resumed, 10, 15)
     resumed.close()
     assert [event.step for event in board_of(tmp_path).Scalars("total_cost")] == [5, 10, 15]

@@ -13,7 +13,7 @@ from maskfleet.config.model import ModelConfig
 from maskfleet.config.run import TrainConfig
 from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.training.optim import build_optimizer
-from maskfleet.training.step.buffers import Capacity, empty_batch, fill
+from maskfleet.training.step.buffers import Capacity, copy_into, static_batch
 from maskfleet.training.step.compiled import CompiledStepRunner, keep_compiled_code, make_step_runner
 from maskfleet.training.step.eager import StepRunner
 from maskfleet.training.step.precision import precision_for
@@ -52,26 +52,26 @@ def some_batch(num_objects: int, num_edges: int, *, start: int = 1) -> Batch:
 
 
 def test_places_hold_the_last_batch_and_padding_behind_it() -> None:
-    places = empty_batch(some_batch(5, 7), Capacity(objects=8, edges=16))
-    fill(places, some_batch(5, 7))
+    static = static_batch(some_batch(5, 7), Capacity(objects=8, edges=16))
+    copy_into(static, some_batch(5, 7))
     smaller = some_batch(3, 4, start=5000)
-    fill(places, smaller)
-    assert torch.equal(places.images.pixels, smaller.images.pixels)
-    assert torch.equal(places.seeds, smaller.seeds)
-    assert torch.equal(places.targets.boxes[:, :3], smaller.targets.boxes)
-    assert not places.targets.boxes[:, 3:].any()
-    assert places.targets.valid.tolist() == [[True] * 3 + [False] * 5] * 2
-    assert places.targets.outlines is not None
+    copy_into(static, smaller)
+    assert torch.equal(static.images.pixels, smaller.images.pixels)
+    assert torch.equal(static.seeds, smaller.seeds)
+    assert torch.equal(static.targets.boxes[:, :3], smaller.targets.boxes)
+    assert not static.targets.boxes[:, 3:].any()
+    assert static.targets.valid.tolist() == [[True] * 3 + [False] * 5] * 2
+    assert static.targets.outlines is not None
     assert smaller.targets.outlines is not None
-    assert torch.equal(places.targets.outlines.edges[:, :4], smaller.targets.outlines.edges)
-    assert torch.equal(places.targets.outlines.count[:, :3], smaller.targets.outlines.count)
-    assert not places.targets.outlines.count[:, 3:].any()
+    assert torch.equal(static.targets.outlines.edges[:, :4], smaller.targets.outlines.edges)
+    assert torch.equal(static.targets.outlines.count[:, :3], smaller.targets.outlines.count)
+    assert not static.targets.outlines.count[:, 3:].any()
 
 
 def test_capacity_doubles_only_where_a_batch_does_not_fit() -> None:
     capacity = Capacity(objects=4, edges=64, parts=32)
-    assert capacity.with_room_for(some_batch(4, 64).targets) == capacity
-    grown = capacity.with_room_for(some_batch(5, 65).targets)
+    assert capacity.grown_for(some_batch(4, 64).targets) == capacity
+    grown = capacity.grown_for(some_batch(5, 65).targets)
     assert grown == Capacity(objects=8, edges=128, parts=32)
 
 
@@ -104,11 +104,11 @@ def test_update_moves_weights_as_sgd_does(clip: float) -> None:
             group["lr"] = 0.1 / (step + 1)
         optimizer.step()
         update.lr.fill_(0.1 / (step + 1))
-        update.watch(torch.tensor(1.0), torch.tensor([7]))
+        update.check_loss(torch.tensor(1.0), torch.tensor([7]))
         update.apply()
     torch.testing.assert_close(ours.kernel, plain.kernel)
     torch.testing.assert_close(ours.bias, plain.bias)
-    assert not update.is_stuck()
+    assert not update.is_blocked()
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
@@ -120,10 +120,10 @@ def test_after_a_number_that_is_not_finite_no_weight_moves_and_its_images_are_he
         bad = step == 0
         ours.kernel.grad = torch.full((3, 4), torch.inf if bad and where == "gradient" else 1.0)
         ours.bias.grad = torch.ones(3)
-        update.watch(torch.tensor(torch.nan if bad and where == "loss" else 1.0), torch.tensor([step, step]))
+        update.check_loss(torch.tensor(torch.nan if bad and where == "loss" else 1.0), torch.tensor([step, step]))
         update.apply()
     assert torch.equal(ours.kernel, before)
-    assert update.is_stuck()
+    assert update.is_blocked()
     assert update.image_ids is not None
     assert update.image_ids.tolist() == [0, 0]
 
@@ -131,7 +131,7 @@ def test_after_a_number_that_is_not_finite_no_weight_moves_and_its_images_are_he
 def test_gradients_add_up_in_one_piece_in_the_layout_of_their_weights() -> None:
     conv = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
     update = Update(build_optimizer(conv, TrainConfig()), gradient_clip=0.0)
-    update.add_up_gradients()
+    update.accumulate_gradients()
     for _ in range(2):
         (conv.weight.sum() * 2 + (conv.bias * torch.tensor([1.0, 2.0, 3.0])).sum()).backward()
     assert conv.weight.grad is not None
@@ -144,9 +144,9 @@ def test_rehearsal_moves_nothing() -> None:
     before = ours.kernel.detach().clone()
     ours.kernel.grad, ours.bias.grad = torch.ones(3, 4), torch.ones(3)
     update.lr.fill_(0.1)
-    update.rehearse()
+    update.dry_run()
     assert torch.equal(ours.kernel, before)
-    assert not update.is_stuck()
+    assert not update.is_blocked()
 
 
 def test_momentum_of_another_memory_layout_is_laid_out_anew() -> None:

@@ -54,14 +54,14 @@ AWS_SAMPLES: tuple[Row, ...] = (
         "PREPROC.PREDEFINED_PADDING",
         "data.buckets",
         switch(on="tight", off="none"),
-        "True takes canvases by aspect ratio that fit the run's own image sizes, False each batch's own.",
+        "True chooses canvases by aspect ratio that fit the image sizes of the run, False one for each batch.",
     ),
     Mapped(
         "PREPROC.PADDING_SHAPES",
         "data.buckets",
         SHAPES,
-        "Each landscape (height, width) brings its portrait along. Write it after PREDEFINED_PADDING, which sets the "
-        "same field.",
+        "Each landscape (height, width) also adds its portrait. Write it after PREDEFINED_PADDING, which sets the same "
+        "field.",
     ),
     Mapped("RPN.TRAIN_PER_LEVEL_PRE_NMS_TOPK", "model.rpn.train_per_level_pre_nms", WHOLE),
     Mapped("RPN.TRAIN_PER_LEVEL_POST_NMS_TOPK", "model.rpn.train_per_level_post_nms", WHOLE),
@@ -81,7 +81,7 @@ AWS_SAMPLES: tuple[Row, ...] = (
         "remove it",
         accepts=("True",),
     ),
-    Mapped("RPN.UNQUANTIZED_ANCHOR", "model.rpn.legacy_anchors", NOT_FLAG, "The other way round: False sets it."),
+    Mapped("RPN.UNQUANTIZED_ANCHOR", "model.rpn.legacy_anchors", NOT_FLAG, "Inverted: False sets it."),
     Mapped("FPN.BOXCLASS_HEAD_FUNC", "model.box_head.kind", choice(_BOX_HEADS)),
     Alias("FPN.BOXCLASS_CONV_HEAD_DIM", "FPN.FRCNN_CONV_HEAD_DIM"),
     Alias("FPN.BOXCLASS_FC_HEAD_DIM", "FPN.FRCNN_FC_HEAD_DIM"),
@@ -92,11 +92,11 @@ AWS_SAMPLES: tuple[Row, ...] = (
 
 
 def _profiler(name: str, *, accepts: tuple[str, ...]) -> Explained:
-    return Explained(name, "it drove TensorFlow's profiler", "remove it", accepts=accepts)
+    return Explained(name, "it configured TensorFlow's profiler", "remove it", accepts=accepts)
 
 
 FLAGS: tuple[Row, ...] = (
-    Mapped("load", "train.weights", FILE, "Starts from a detector; a run that was stopped goes on by itself."),
+    Mapped("load", "train.weights", FILE, "Starts from a detector; a stopped run resumes without it."),
     Mapped("throughput_log_freq", "train.log_every_steps", WHOLE),
     Mapped(
         "images_per_epoch",
@@ -108,8 +108,8 @@ FLAGS: tuple[Row, ...] = (
     Mapped("fp16", "train.precision", switch(on="fp16", off="fp32"), "True is fp16, False is fp32."),
     Explained(
         "logdir",
-        "the run directory is chosen where the run is started, so that one configuration serves many runs",
-        "remove it, and name the run directory on the command line of `maskfleet train`",
+        "the run directory is not part of the configuration, so that one configuration serves many runs",
+        "remove it, and pass the run directory to `maskfleet train`",
     ),
     Explained("config", "it introduced KEY=VALUE pairs", "write each pair as --set KEY=VALUE"),
     Explained("evaluate", "evaluation is a command", "use `maskfleet eval RUN_OR_WEIGHTS`"),
@@ -117,8 +117,8 @@ FLAGS: tuple[Row, ...] = (
     Explained("visualize", "drawing is part of prediction", "use `maskfleet predict RUN_OR_WEIGHTS IMAGE…`"),
     Explained(
         "async_eval",
-        "evaluation is spread over all ranks between two epochs",
-        "remove it; eval.every_epochs says how often, train.target_box_ap when to stop early",
+        "all ranks evaluate together between two epochs",
+        "remove it; eval.every_epochs sets how often, train.target_box_ap when to stop early",
         accepts=("False",),
     ),
     _profiler("tfprof", accepts=("False",)),

@@ -1,4 +1,4 @@
-"""Hyper-parameters of the SageMaker notebooks, values of the two EKS charts, and environment variables of both."""
+"""Hyperparameters of the SageMaker notebooks, values of the two EKS charts, and environment variables of both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HYPERPARAMETERS: tuple[Row, ...] = (
     Alias("eval_period_in_epochs", "TRAIN.EVAL_PERIOD"),
     Alias("lr_schedule", "TRAIN.LR_SCHEDULE"),
     Alias("lr_epoch_schedule", "TRAIN.LR_EPOCH_SCHEDULE"),
-    Alias("base_lr", "TRAIN.BASE_LR", "Values of the optimized chart need the recipe `optimized`, for their unit."),
+    Alias("base_lr", "TRAIN.BASE_LR", "Values of the optimized chart are in the unit of the recipe `optimized`."),
     Alias("batch_norm", "BACKBONE.NORM"),
     Alias("backbone_norm", "BACKBONE.NORM"),
     Alias("batch_size_per_gpu", "TRAIN.BATCH_SIZE_PER_GPU"),
@@ -24,21 +24,26 @@ HYPERPARAMETERS: tuple[Row, ...] = (
     Alias("data_train", "DATA.TRAIN"),
     Alias("data_val", "DATA.VAL"),
     Mapped("resnet_arch", "model.backbone.blocks", choice({"resnet50": R50_BLOCKS, "resnet101": R101_BLOCKS})),
-    Mapped("backbone_weights", "model.backbone.weights", _PRETRAINED, "A bare file name lies in pretrained-models/."),
-    Mapped("load_model", "train.weights", _PRETRAINED, "A bare file name lies in pretrained-models/."),
-    Nested("extra_config", "Its value, OLD_NAME=VALUE, is translated as if it had been given by itself."),
+    Mapped(
+        "backbone_weights",
+        "model.backbone.weights",
+        _PRETRAINED,
+        "A bare file name is in pretrained-models/.",
+    ),
+    Mapped("load_model", "train.weights", _PRETRAINED, "A bare file name is in pretrained-models/."),
+    Nested("extra_config", "Its value, OLD_NAME=VALUE, is translated like a setting of its own."),
     Mapped("tf_enable_auto_mixed_precision", "train.precision", _HALF, "1 is fp16, 0 is fp32."),
 )
 
 
 def _launch(name: str, why: str, remedy: str) -> Explained:
-    return Explained(name, f"it belongs to `maskfleet launch`, which decides where a run happens: {why}", remedy)
+    return Explained(name, f"it belongs to `maskfleet launch`, which decides where a run is executed: {why}", remedy)
 
 
 def _horovod(name: str, accepts: tuple[str, ...]) -> Explained:
     return Explained(
         name,
-        "it tuned Horovod, and torch.distributed adds up the gradients instead",
+        "it configured Horovod, which torch.distributed replaces",
         "remove it",
         accepts=accepts,
     )
@@ -52,28 +57,28 @@ CHART_VALUES: tuple[Row, ...] = (
     _launch("gpus_per_node", "it follows from the instance type", "use `maskfleet launch --instance TYPE`"),
     _launch("gpu_instance_type", "it is the instance type", "use `maskfleet launch --instance TYPE`"),
     _launch("name", "it is the name of the job", "remove it; `maskfleet launch` names the job after the run"),
-    _launch("namespace", "it is where the job lives", "set namespace of `maskfleet launch --on eks`"),
+    _launch("namespace", "it is the namespace of the job", "set namespace of `maskfleet launch --on eks`"),
     _launch("image", "it is the training image", "set image of `maskfleet launch`"),
-    _launch("image_pull_policy", "it is about the training image", "remove it, or set it in the chart's values"),
+    _launch("image_pull_policy", "it belongs to the training image", "remove it, or set it in the chart's values"),
     _launch("shared_fs", "it is the shared volume's mount", "set shared_path of `maskfleet launch --on eks`"),
     _launch("shared_pvc", "it is the shared volume's claim", "set shared_claim of `maskfleet launch --on eks`"),
     _launch("data_fs", "it is the data volume's mount", "set data_path of `maskfleet launch --on eks`"),
     Explained(
         "data_dir",
-        "it was one half of a path, data_fs the other",
-        "give the whole path: data.root=/DATA_FS/DATA_DIR, as data.root=/fsx/data/coco2017",
+        "it was the second half of a path, after data_fs",
+        "set the whole path: data.root=/DATA_FS/DATA_DIR, such as data.root=/fsx/data/coco2017",
     ),
     _launch("train_script", "the program is always `maskfleet train`", "remove it"),
-    _launch("working_dir", "the program needs no working folder", "remove it"),
+    _launch("working_dir", "the program needs no working directory", "remove it"),
     _launch("backoff_limit", "it counts restarts of the job", "set retries of `maskfleet launch --on eks`"),
-    _launch("nccl_socket_ifname", "it picks network interfaces", "set NCCL_SOCKET_IFNAME in the job's environment"),
-    _launch("nccl_debug", "it is how much NCCL logs", "set NCCL_DEBUG in the job's environment"),
-    _launch("if_exclude", "it picks network interfaces for Open MPI", "set it where the job is launched"),
+    _launch("nccl_socket_ifname", "it selects network interfaces", "set NCCL_SOCKET_IFNAME in the job's environment"),
+    _launch("nccl_debug", "it is the log level of NCCL", "set NCCL_DEBUG in the job's environment"),
+    _launch("if_exclude", "it selects network interfaces for Open MPI", "set it where the job is launched"),
     _horovod("horovod_autotune", ("1", "0")),
     _horovod("horovod_log_level", ("INFO",)),
     _horovod("horovod_cycle_time", ("0.5",)),
     _horovod("horovod_fusion_threshold", ("67108864",)),
-    Explained("nccl_min_rings", "NCCL chooses its channels by itself", "remove it", accepts=("8",)),
+    Explained("nccl_min_rings", "NCCL chooses its channels automatically", "remove it", accepts=("8",)),
     Explained("tf_device_min_sys_mem_mb", "it reserved memory for TensorFlow", "remove it", accepts=("4096", "2560")),
 )
 

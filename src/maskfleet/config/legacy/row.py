@@ -11,13 +11,13 @@ from maskfleet.config.legacy.values import Kind
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """An old name that is one of our fields, or several that all get its value."""
+    """An old name for one of our fields, or for several that all get its value."""
 
     name: str
     path: str | tuple[str, ...]
     kind: Kind
     note: str = ""
-    also: Mapping[str, Any] = field(default_factory=dict)  # our other fields that the name settles
+    also: Mapping[str, Any] = field(default_factory=dict)  # other fields that the name also sets
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -27,7 +27,7 @@ class Mapped:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """An old name that only stood for another old one."""
+    """An old name that is an alias of another old one."""
 
     name: str
     of: str
@@ -36,9 +36,9 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """An old name without a meaning here: why, and what to do. Its old default is let through without effect.
+    """An old name without a meaning here: why, and what to do. Its old default is accepted without effect.
 
-    A name that ends in * stands for all that begin so.
+    A name that ends in * covers all names with that prefix.
     """
 
     name: str

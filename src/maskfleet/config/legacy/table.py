@@ -1,6 +1,6 @@
-"""Names of TensorPack, AWS Samples, the SageMaker notebooks and the EKS charts -> ours: the one table, and its reading.
+"""The table of TensorPack, AWS Samples, SageMaker notebook and EKS chart names, and their translation to ours.
 
-Values are read as literals, never evaluated. A name without a meaning here says so and why.
+Values are parsed as literals, never evaluated. A name without a meaning here is an error that says why.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _FAMILIES = tuple(name[:-1] for name in _ROWS if name.endswith("*"))
 
 
 def is_legacy(name: str) -> bool:
-    """Whether `name` is an old name, or looks so much like one that `translate` should answer for it."""
+    """Whether `name` is an old name, or has the form of one, so that `translate` should handle it."""
     bare = _bare(name)
     first = bare.split(".")[0]
     return bare != name or bare in _ROWS or (first.isupper() and first.isascii())
 
 
 def translate(name: str, value: str) -> dict[str, Any]:
-    """Our dotted fields and their values for an old `name` and its `value` as typed; empty where nothing changes.
+    """Our dotted fields and their values for an old `name` and its `value` as typed; empty if nothing changes.
 
-    Each value fits its field by itself; whether the fields fit each other only the whole configuration can tell.
+    Each value is valid for its field; whether the fields fit together is checked with the whole configuration.
     """
     row = row_of(name)
     if isinstance(row, Nested):
@@ -58,7 +58,7 @@ def translate(name: str, value: str) -> dict[str, Any]:
 
 
 def row_of(name: str) -> Mapped | Explained | Nested:
-    """The row that says what an old `name` means; aliases are followed."""
+    """The row of an old `name`; aliases are resolved."""
     bare = _bare(name)
     row = _ROWS.get(bare)
     if row is None:
@@ -69,18 +69,8 @@ def row_of(name: str) -> Mapped | Explained | Nested:
     return row_of(row.of) if isinstance(row, Alias) else row
 
 
-def to_legacy(path: str, value: Any) -> tuple[str, str] | None:
-    """The first old name for our field `path` alone, and `value` in its spelling; None where there is none."""
-    for row in _ROWS.values():
-        if isinstance(row, Mapped) and row.paths == (path,):
-            text = row.kind.spell(value)
-            if text is not None and _reads_as(row, text, value):
-                return row.name, text
-    return None
-
-
 def _bare(name: str) -> str:
-    """`name` without the prefix by which SageMaker or a chart marked it."""
+    """`name` without the prefix that SageMaker or a chart adds."""
     for prefix in PREFIXES:
         name = name.removeprefix(prefix)
     return name
@@ -92,7 +82,7 @@ def _translated(row: Mapped, name: str, value: str) -> dict[str, Any]:
         for path in row.paths:
             _check_field(path, ours)
     except ValueError as error:
-        what = f"{_typed(name, value)} (here {_and(row.paths)}) cannot be taken: {error}"
+        what = f"{_typed(name, value)} (here {_and(row.paths)}) is not valid: {error}"
         raise ConfigError(what, remedy=_example(row, name)) from error
     return {**dict.fromkeys(row.paths, ours), **row.also}
 
@@ -109,7 +99,7 @@ def _translated_inner(row: Nested, name: str, value: str) -> dict[str, Any]:
 
 
 def _check_field(path: str, value: Any) -> None:
-    """Raise ValueError if our field would refuse `value` whatever the other fields are."""
+    """Raise ValueError if `value` is invalid for our field with any values of the other fields."""
     *parents, leaf = path.split(".")
     section: Any = RunConfig
     for parent in parents:
@@ -117,7 +107,7 @@ def _check_field(path: str, value: Any) -> None:
     try:
         section.model_validate({leaf: value})
     except ValidationError as error:
-        # errors without a place are about several fields, and the others may still change
+        # errors without a location are about several fields, and the others may still change
         problems = [problem for problem in error.errors() if problem["loc"]]
         if problems:
             entries = [f"entry {part + 1}: " for part in problems[0]["loc"] if isinstance(part, int)]
@@ -132,7 +122,7 @@ def _example(row: Mapped, name: str) -> str:
         node = getattr(node, part)
     text = row.kind.spell(node)
     shown = f", for example {name}={text}" if text and _reads_as(row, text, node) else ""
-    return f"write {row.kind.says}{shown}"
+    return f"write {row.kind.description}{shown}"
 
 
 def _reads_as(row: Mapped, text: str, value: Any) -> bool:
@@ -143,7 +133,7 @@ def _reads_as(row: Mapped, text: str, value: Any) -> bool:
 
 
 def _same(text: str, default: str) -> bool:
-    """Whether two spellings are the same value; text that is no value is no default."""
+    """Whether two spellings are the same value; text that cannot be parsed is not."""
     try:
         return parsed(unquoted(text)) == parsed(default)
     except ValueError:
@@ -162,7 +152,7 @@ def _unknown(name: str, bare: str) -> ConfigError:
     if ours:
         hints.append(f"our nearest field is {ours}")
     return ConfigError(
-        f"{_printable(name[:80])} is not a name that TensorPack, AWS Samples or their charts had",
+        f"{_printable(name[:80])} is not a name of TensorPack, AWS Samples or their charts",
         remedy="; ".join(hints) or "`maskfleet config show` lists our fields, docs/reference/legacy-names.md old names",
     )
 

@@ -1,4 +1,4 @@
-"""Keys of TensorPack's FasterRCNN example, in its order; AWS Samples has most of them too."""
+"""Keys of TensorPack's FasterRCNN example, in its order; AWS Samples also has most of them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _NORMS = {norm: norm for norm in ("FreezeBN", "SyncBN", "GN", "None")}
 TENSORPACK: tuple[Row, ...] = (
     Explained(
         "TRAINER",
-        "there is one trainer: torch.distributed joins the processes, whatever started them",
-        "remove it; `maskfleet launch` starts the processes, and `maskfleet train` finds its place among them",
+        "there is one trainer: torch.distributed connects the processes, whatever started them",
+        "remove it; `maskfleet launch` starts the processes, and `maskfleet train` finds its rank",
         accepts=("replicated",),
     ),
     Mapped("MODE_MASK", "model.mask", FLAG),
@@ -47,7 +47,7 @@ TENSORPACK: tuple[Row, ...] = (
     ),
     Explained(
         "DATA.ABSOLUTE_COORD",
-        "boxes and polygons in annotation files are pixels, as COCO has them, never shares of the image",
+        "boxes and polygons in annotation files are in pixels, as in COCO, never relative to the image size",
         "remove it, and multiply relative coordinates by the image's width and height in the annotation file",
         accepts=("True",),
     ),
@@ -62,8 +62,8 @@ TENSORPACK: tuple[Row, ...] = (
     Mapped("BACKBONE.STRIDE_1X1", "model.backbone.stride_1x1", FLAG),
     Explained(
         "TRAIN.NUM_GPUS",
-        "GPUs are counted, one process each",
-        "remove it; `maskfleet train --gpus N` uses only some of them",
+        "the number of GPUs is not part of the configuration",
+        "remove it, and use `maskfleet train --gpus N`",
         accepts=("None",),
     ),
     Mapped("TRAIN.WEIGHT_DECAY", "train.weight_decay", NUMBER),
@@ -71,7 +71,7 @@ TENSORPACK: tuple[Row, ...] = (
         "TRAIN.BASE_LR",
         "train.base_lr",
         NUMBER,
-        "In the units of the recipe, `train.base_lr_images` images an update: 8 in TensorPack, 1 in AWS Samples.",
+        "In the units of the recipe, `train.base_lr_images` images per update: 8 in TensorPack, 1 in AWS Samples.",
     ),
     Mapped("TRAIN.WARMUP", "train.warmup_steps", WHOLE),
     Mapped("TRAIN.WARMUP_INIT_LR", "train.warmup_init_lr", NUMBER, "In the units of `train.base_lr`."),
@@ -84,8 +84,8 @@ TENSORPACK: tuple[Row, ...] = (
     ),
     Explained(
         "TRAIN.STARTING_EPOCH",
-        "a run knows where it stopped",
-        "remove it; `maskfleet train` on an existing run directory goes on from its last checkpoint",
+        "a checkpoint stores where the run stopped",
+        "remove it; `maskfleet train` on an existing run directory resumes from its last checkpoint",
         accepts=("1",),
     ),
     Mapped(

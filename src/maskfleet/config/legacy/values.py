@@ -1,4 +1,4 @@
-"""How the values of old names read and are spelled: one Kind for each sort of value."""
+"""How the values of old names are parsed and spelled: one Kind for each type of value."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _ARITHMETIC = frozenset("0123456789.eE_()+-*/ ")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A sort of value: what it is in words, text -> our value (or ValueError), our value -> text (or None)."""
+    """A type of value: its description, text -> our value (or ValueError), our value -> text (or None)."""
 
-    says: str
+    description: str
     read: Callable[[str], Any]
     spell: Callable[[Any], str | None]
 
 
 def choice(words: Mapping[str, Any]) -> Kind:
-    """One of a few old words, each with our value for it."""
+    """One of several old words, each with our value for it."""
 
     def read(text: str) -> Any:
         word = unquoted(text)
         if word not in words:
-            raise ValueError(f"{word[:40]!r} is none of {', '.join(words)}")
+            raise ValueError(f"{word[:40]!r} is not one of {', '.join(words)}")
         return words[word]
 
     def spell(value: Any) -> str | None:
@@ -38,7 +38,7 @@ def choice(words: Mapping[str, Any]) -> Kind:
 
 
 def switch(*, on: Any, off: Any) -> Kind:
-    """True or False where ours are two other values."""
+    """True or False for two other values of ours."""
     spelled = {on: "True", off: "False"}
     return Kind(
         "True or False",
@@ -48,7 +48,7 @@ def switch(*, on: Any, off: Any) -> Kind:
 
 
 def in_folder(folder: str) -> Kind:
-    """A file that used to be looked for in `folder` when only its name was given."""
+    """A file that is looked up in `folder` if only its name is given."""
 
     def read(text: str) -> str | None:
         path = _read_file(text)
@@ -62,7 +62,7 @@ def _literal(text: str) -> Literal:
 
 
 def _spelled(value: Any) -> str | None:
-    """Python's spelling of plain values, lists in brackets and lists in lists in parentheses."""
+    """Python's spelling of plain values; lists in brackets, nested lists in parentheses."""
     if isinstance(value, (tuple, list)):
         inner = [_spelled(tuple(item) if isinstance(item, list) else item) for item in value]
         if any(item is None for item in inner):
@@ -78,7 +78,7 @@ def _spelled(value: Any) -> str | None:
 
 def _read_flag(text: str) -> bool:
     value = _literal(text)
-    # 0 and 1 are how environment variables spell it
+    # environment variables use 0 and 1
     if isinstance(value, bool) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     raise ValueError(f"{text.strip()[:40]!r} is neither True nor False")
@@ -116,7 +116,7 @@ def _read_whole(text: str) -> int:
 
 
 def _numeral(text: str) -> Literal:
-    """The literal in `text`; arithmetic comes back as it is, to be refused with the reason."""
+    """The literal in `text`; arithmetic is returned unchanged, so that the error can name it."""
     try:
         return _literal(text)
     except ValueError:
@@ -134,7 +134,7 @@ def _read_path(text: str) -> str:
     if len(path) > MAX_CHARS:
         raise ValueError(f"it has {len(path)} characters, more than {MAX_CHARS}")
     if not path.isprintable():
-        raise ValueError("it holds characters that cannot be printed")
+        raise ValueError("it contains unprintable characters")
     return path
 
 
@@ -168,7 +168,7 @@ def _read_step_schedule(text: str) -> tuple[int, ...]:
     if short:
         passes = int(short[1])
         last = 180_000 * passes
-        # only the first drop of 1x keeps its distance in proportion
+        # TensorPack scales only the end; the drops stay 120000 and 40000 steps before it, except in 1x
         return (120_000, 160_000, 180_000) if passes == 1 else (last - 120_000, last - 40_000, last)
     steps = tuple(_whole(item) for item in _list(_literal(text)))
     _check_rising(steps)
@@ -188,7 +188,7 @@ def _read_epoch_schedule(text: str) -> tuple[tuple[float, float | None], ...]:
 
 def _check_rising(values: tuple[float, ...]) -> None:
     if not values or any(low >= high for low, high in itertools.pairwise(values)):
-        raise ValueError("the entries must rise, and there must be one")
+        raise ValueError("the entries must be in ascending order, and there must be at least one")
 
 
 def _read_short_edge(text: str) -> tuple[int, int]:
@@ -250,7 +250,7 @@ FILE = Kind("a path, empty for none", _read_file, lambda value: _spell_path(valu
 NAMES = Kind("a name or a list of names", _read_names, _spelled)
 SOME_NAMES = Kind("a name or a list of names", _read_some_names, _spelled)
 STEP_SCHEDULE = Kind(
-    "1x to 9x, or a list of rising steps", _read_step_schedule, lambda value: value and _spelled(value)
+    "1x to 9x, or a list of ascending steps", _read_step_schedule, lambda value: value and _spelled(value)
 )
 EPOCH_SCHEDULE = Kind(
     "a list of pairs (epoch, factor), the last factor None",

@@ -1,156 +1,135 @@
-"""How a training image is moved and coloured: TensorPack's resize and flip, large-scale jitter, colour jitter.
+"""The augmentations of a training image; `build.augmentations` lists those of a run.
 
-Everything follows from eight numbers drawn once an image, so that one switch never changes what another draws.
-Shapes: I images, N boxes, V points; images are [h, w, 3] uint8 BGR, points (x, y), boxes xyxy, both float32 pixels.
+To add one: a class here, a field in `config.run.DataConfig`, a line at the end of that list, and a test.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-Pixels = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from maskfleet.data.pipeline.geometry import Geometry, Pixels, resize_geometry
 
-SIZE, FLIP, SCALE, CROP_Y, CROP_X, BRIGHTNESS, CONTRAST, SATURATION = range(8)
-MIN_CROPPED_SIDE_PX = 1.0  # of a box cut by a crop; what is narrower shows nothing to learn
+Draws = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
-    """From a source image to its place on the canvas: resize, then cut out, then mirror. All (height, width)."""
+class AugmentedImage:
+    """A source image with its colours changed, and the geometry that will move its pixels and its ground truth.
 
-    source: tuple[int, int]
-    resized: tuple[int, int]
-    offset: tuple[int, int]  # (y, x) of the cut-out inside the resized image
-    size: tuple[int, int]  # of the cut-out: what the canvas shows
-    flip: bool
-
-    @property
-    def cropped(self) -> bool:
-        return self.size != self.resized
-
-
-def draws(seed: int) -> npt.NDArray[np.float64]:
-    """The eight numbers in [0, 1) that decide how the image with this seed is augmented."""
-    return np.random.default_rng(seed).random(8)
-
-
-def resized_sizes(heights: Any, widths: Any, *, short_edge_px: int, max_px: int) -> Ints:
-    """TensorPack's resize rule: short side to `short_edge_px` unless the long one would pass `max_px` -> [I, 2]."""
-    heights, widths = np.atleast_1d(heights).astype(np.float64), np.atleast_1d(widths).astype(np.float64)
-    scale = short_edge_px / np.minimum(heights, widths)
-    landscape = heights < widths
-    new_heights = np.where(landscape, short_edge_px, scale * heights)
-    new_widths = np.where(landscape, scale * widths, short_edge_px)
-    longest = np.maximum(new_heights, new_widths)
-    shrink = np.where(longest > max_px, max_px / longest, 1.0)
-    sizes = np.stack([new_heights * shrink, new_widths * shrink], axis=-1)
-    return np.maximum((sizes + 0.5).astype(np.int64), 1)
-
-
-def resize_geometry(
-    source: tuple[int, int], *, short_edge_px: tuple[int, int], max_px: int, numbers: Any = None, flip: float = 0.0
-) -> Geometry:
-    """Resize to a short side drawn from the inclusive range, mirrored with probability `flip`.
-
-    `numbers` are `draws`; None takes the smallest short side and mirrors nothing, as evaluation does.
+    Geometric augmentations only change `geometry`: the pixels are resampled once, by `place_image` or on the GPU.
     """
-    low, high = short_edge_px
-    short = low if numbers is None else low + int(numbers[SIZE] * (high - low + 1))
-    height, width = resized_sizes(*source, short_edge_px=short, max_px=max_px)[0].tolist()
-    flipped = numbers is not None and bool(numbers[FLIP] < flip)
-    return Geometry(source, (height, width), (0, 0), (height, width), flipped)
+
+    pixels: Pixels  # [h, w, 3] of the source, not yet resized
+    geometry: Geometry
+    canvas: tuple[int, int] | None  # None where each batch has a canvas of its own size
 
 
-def jitter_geometry(
-    source: tuple[int, int], *, canvas: tuple[int, int], scale: tuple[float, float], numbers: Any, flip: float
-) -> Geometry:
-    """Large-scale jitter: fit the image into the canvas, times a factor, then cut a random canvas-sized window.
+class Augmentation(Protocol):
+    """One random change of a training image; its fields are its settings.
 
-    An image smaller than the canvas stays whole in its top left corner (Ghiasi et al., Simple Copy-Paste, section 3).
+    Every image draws the numbers of every augmentation in the list, even of those switched off: no setting changes
+    what the other augmentations draw.
     """
-    factor = scale[0] + numbers[SCALE] * (scale[1] - scale[0])
-    ratio = factor * min(canvas[0] / source[0], canvas[1] / source[1])
-    resized = [max(1, int(side * ratio + 0.5)) for side in source]
-    size = [min(side, room) for side, room in zip(resized, canvas, strict=True)]
-    spare = [side - kept for side, kept in zip(resized, size, strict=True)]
-    offset = [int(number * (room + 1)) for number, room in zip(numbers[[CROP_Y, CROP_X]], spare, strict=True)]
-    flipped = bool(numbers[FLIP] < flip)
-    return Geometry(source, (resized[0], resized[1]), (offset[0], offset[1]), (size[0], size[1]), flipped)
+
+    def draw(self, rng: np.random.Generator) -> Draws:
+        """Random numbers for one image; always the same number of them."""
+
+    def apply(self, image: AugmentedImage, draws: Draws) -> AugmentedImage:
+        """`image`, changed as `draws` decide."""
 
 
-def place_image(image: Pixels, geometry: Geometry, canvas: Pixels) -> None:
-    """Write the moved `image` into the top left corner of `canvas` [H, W, 3]; the rest is left as it is."""
-    height, width = geometry.size
-    corner = canvas[:height, :width]
-    new_height, new_width = geometry.resized
-    if geometry.cropped:
-        top, left = geometry.offset
-        resized = cv2.resize(image, (new_width, new_height), interpolation=cv2.INTER_LINEAR)
-        corner[...] = resized[top : top + height, left : left + width]
-    else:
-        cv2.resize(image, (new_width, new_height), dst=corner, interpolation=cv2.INTER_LINEAR)
-    if geometry.flip:
-        cv2.flip(corner, 1, dst=corner)
+def augmented(
+    pixels: Pixels, augmentations: Sequence[Augmentation], *, canvas: tuple[int, int] | None, seed: int
+) -> AugmentedImage:
+    """The source `pixels` after all `augmentations`, in order, with random numbers drawn from `seed`."""
+    rng = np.random.default_rng(seed)
+    size = (pixels.shape[0], pixels.shape[1])
+    image = AugmentedImage(pixels, Geometry(size, size, (0, 0), size, flip=False), canvas)
+    for augmentation in augmentations:
+        image = augmentation.apply(image, augmentation.draw(rng))
+    return image
 
 
-def move_points(points: npt.NDArray[Any], geometry: Geometry) -> Floats:
-    """Points [V, 2] of the source where the canvas shows them; float32 throughout, as TensorPack's are."""
-    moved = points.astype(np.float32)
-    moved[:, 0] *= geometry.resized[1] / geometry.source[1]
-    moved[:, 1] *= geometry.resized[0] / geometry.source[0]
-    if geometry.cropped:
-        moved -= np.array(geometry.offset[::-1], np.float32)
-    if geometry.flip:
-        moved[:, 0] = geometry.size[1] - moved[:, 0]
-    return moved
+@dataclass(frozen=True, slots=True)
+class ResizeShortEdge:
+    """Resize to a short edge drawn from the inclusive range `short_edge_px`, by TensorPack's rule."""
+
+    short_edge_px: tuple[int, int]
+    max_px: int
+
+    def draw(self, rng: np.random.Generator) -> Draws:
+        return rng.random(1)
+
+    def apply(self, image: AugmentedImage, draws: Draws) -> AugmentedImage:
+        low, high = self.short_edge_px
+        short = low + int(draws[0] * (high - low + 1))
+        before = image.geometry
+        geometry = resize_geometry(before.source, short_edge_px=short, max_px=self.max_px, flip=before.flip)
+        return replace(image, geometry=geometry)
 
 
-def move_boxes(boxes: npt.NDArray[Any], geometry: Geometry) -> Floats:
-    """Boxes [N, 4] of the source where the canvas shows them; not clipped."""
-    corners = move_points(boxes.reshape(-1, 2), geometry).reshape(-1, 2, 2)
-    return np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """Mirror the image left to right."""
+
+    probability: float
+
+    def draw(self, rng: np.random.Generator) -> Draws:
+        return rng.random(1)
+
+    def apply(self, image: AugmentedImage, draws: Draws) -> AugmentedImage:
+        return replace(image, geometry=replace(image.geometry, flip=bool(draws[0] < self.probability)))
 
 
-def clip_boxes(
-    boxes: Floats, size: tuple[int, int], *, min_side_px: float = MIN_CROPPED_SIDE_PX
-) -> tuple[Floats, Bools]:
-    """Boxes [N, 4] inside a window of `size`, and which of them are still worth keeping [N]."""
-    clipped = np.clip(boxes, 0, np.array([size[1], size[0]] * 2, np.float32))
-    return clipped, np.all(clipped[:, 2:] - clipped[:, :2] >= min_side_px, axis=1)
+@dataclass(frozen=True, slots=True)
+class ScaleJitter:
+    """Large-scale jitter: fit the image to the canvas, times a factor, then crop a random canvas-sized window.
 
-
-def clip_polygon(points: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
-    """The part of a polygon [V, 2] inside a window of `size` (Sutherland and Hodgman) -> [V', 2], perhaps empty.
-
-    A concave polygon cut in pieces keeps them joined by lines on the border: right for bounds, not for drawing.
+    It replaces the resize before it. An image smaller than the canvas stays whole in its top left corner (Ghiasi et
+    al., Simple Copy-Paste, section 3).
     """
-    for axis, bound, sign in ((0, 0.0, 1.0), (0, size[1], -1.0), (1, 0.0, 1.0), (1, size[0], -1.0)):
-        if not len(points):
-            break
-        after = np.roll(points, -1, axis=0)
-        depth, depth_after = sign * (points[:, axis] - bound), sign * (after[:, axis] - bound)
-        crosses = (depth >= 0) != (depth_after >= 0)
-        share = depth / np.where(crosses, depth - depth_after, 1.0)
-        crossing = points + share[:, None] * (after - points)
-        both = np.stack([points, crossing], axis=1).reshape(-1, 2)
-        points = both[np.stack([depth >= 0, crosses], axis=1).ravel()]
-    return points
+
+    factors: tuple[float, float] | None  # smallest and largest; None for off
+
+    def draw(self, rng: np.random.Generator) -> Draws:
+        return rng.random(3)
+
+    def apply(self, image: AugmentedImage, draws: Draws) -> AugmentedImage:
+        if self.factors is None:
+            return image
+        source, canvas = image.geometry.source, image.canvas
+        assert canvas is not None, "large-scale jitter crops to a fixed canvas"
+        low, high = self.factors
+        ratio = (low + draws[0] * (high - low)) * min(canvas[0] / source[0], canvas[1] / source[1])
+        height, width = (max(1, int(side * ratio + 0.5)) for side in source)
+        size = (min(height, canvas[0]), min(width, canvas[1]))
+        offset = (int(draws[1] * (height - size[0] + 1)), int(draws[2] * (width - size[1] + 1)))
+        return replace(image, geometry=Geometry(source, (height, width), offset, size, image.geometry.flip))
 
 
-def jitter_colour(image: Pixels, strength: float, numbers: Any) -> Pixels:
-    """Brightness, contrast and saturation, each by a factor in 1 - strength .. 1 + strength, in this order."""
-    brightness, contrast, saturation = 1 + strength * (2 * numbers[[BRIGHTNESS, CONTRAST, SATURATION]] - 1)
-    mean = cv2.mean(cv2.cvtColor(image, cv2.COLOR_BGR2GRAY))[0] * brightness
-    levels = (np.arange(256) * brightness - mean) * contrast + mean
-    table = np.clip(np.rint(levels), 0, 255).astype(np.uint8)
-    changed = cv2.LUT(image, table)
-    grey = cv2.cvtColor(cv2.cvtColor(changed, cv2.COLOR_BGR2GRAY), cv2.COLOR_GRAY2BGR)
-    return np.asarray(cv2.addWeighted(changed, saturation, grey, 1 - saturation, 0), np.uint8)
+@dataclass(frozen=True, slots=True)
+class ColorJitter:
+    """Change brightness, contrast and saturation, in this order, each by a factor in 1 - strength .. 1 + strength."""
+
+    strength: float  # 0 for off
+
+    def draw(self, rng: np.random.Generator) -> Draws:
+        return rng.random(3)
+
+    def apply(self, image: AugmentedImage, draws: Draws) -> AugmentedImage:
+        if self.strength == 0:
+            return image
+        brightness, contrast, saturation = 1 + self.strength * (2 * draws - 1)
+        pixels = image.pixels
+        mean = cv2.mean(cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY))[0] * brightness
+        levels = (np.arange(256) * brightness - mean) * contrast + mean
+        changed = cv2.LUT(pixels, np.clip(np.rint(levels), 0, 255).astype(np.uint8))
+        gray = cv2.cvtColor(cv2.cvtColor(changed, cv2.COLOR_BGR2GRAY), cv2.COLOR_GRAY2BGR)
+        blended = cv2.addWeighted(changed, saturation, gray, 1 - saturation, 0)
+        return replace(image, pixels=np.asarray(blended, np.uint8))

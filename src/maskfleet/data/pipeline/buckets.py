@@ -1,4 +1,4 @@
-"""Canvas shapes: the few sizes that images are padded to, and which image goes on which.
+"""Canvas shapes: the few sizes that images are padded to, and which image gets which.
 
 Shapes: I images. A canvas is (height, width) in pixels.
 """
@@ -13,24 +13,24 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from maskfleet.data.pipeline.augment import resized_sizes
+from maskfleet.data.pipeline.geometry import resized_sizes
 from maskfleet.errors import ConfigError, DataError
 
 Ints = npt.NDArray[np.int64]
 Canvas = tuple[int, int]
 BucketRule = Literal["orientation", "tight", "none"] | Sequence[Canvas]
 
-MAX_TIGHT_A_SIDE = 3
-MIN_TIGHT_SAVING = 0.03  # one more shape is one more compiled step; it must save this share of a side's pixels
+MAX_TIGHT_LENGTHS = 3  # per orientation
+MIN_TIGHT_SAVING = 0.03  # every shape costs one compilation; it must save this share of an orientation's pixels
 TIGHT_STEP_PX = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The canvases of a set, in order of preference; None stands for each batch's own size.
+    """The canvases of a set, in order of preference; None means that each batch has a canvas of its own size.
 
     `short_edge_px` and `max_px` are the largest that an image is resized to. With `crops` an image need not fit its
-    canvas: it goes where it can be shown largest.
+    canvas: it gets the canvas that shows it largest.
     """
 
     canvases: tuple[Canvas | None, ...]
@@ -40,7 +40,7 @@ class Buckets:
     crops: bool = False
 
     def of(self, heights: Any, widths: Any) -> Ints:
-        """Number of the canvas for each image of the given source sizes [I] -> [I]; DataError if one fits nowhere."""
+        """Index of the canvas for each image of the given source sizes [I] -> [I]; DataError if an image fits none."""
         heights, widths = np.atleast_1d(heights), np.atleast_1d(widths)
         if None in self.canvases:
             return np.asarray(heights > widths, np.int64)
@@ -51,7 +51,7 @@ class Buckets:
         sizes = self.resized(heights, widths)
         fits = (sizes[None] <= canvases[:, None]).all(axis=-1)  # [K, I]
         if not fits.any(axis=0).all():
-            self._refuse(heights, widths, sizes, int(np.flatnonzero(~fits.any(axis=0))[0]))
+            self._raise_no_fit(heights, widths, sizes, int(np.flatnonzero(~fits.any(axis=0))[0]))
         return np.asarray(fits.argmax(axis=0), np.int64)
 
     def resized(self, heights: Any, widths: Any) -> Ints:
@@ -67,14 +67,14 @@ class Buckets:
         return _rounded_up(height, self.divisor), _rounded_up(width, self.divisor)
 
     def padded_pixels(self, heights: Any, widths: Any) -> int:
-        """Pixels of all canvases that these images fill, one image each."""
+        """Pixels of the canvases of these images, padding included, one canvas per image."""
         if None in self.canvases:
             sizes = self.resized(heights, widths)
             return int((-(-sizes // self.divisor) * self.divisor).prod(axis=1).sum())
         areas = np.array(self.canvases, np.int64).prod(axis=1)
         return int(areas[self.of(heights, widths)].sum())
 
-    def _refuse(self, heights: Ints, widths: Ints, sizes: Ints, index: int) -> None:
+    def _raise_no_fit(self, heights: Ints, widths: Ints, sizes: Ints, index: int) -> None:
         height, width = sizes[index].tolist()
         raise DataError(
             f"an image of {heights[index]} x {widths[index]} is resized to {height} x {width} (height x width), "
@@ -95,11 +95,11 @@ def choose_buckets(
 ) -> Buckets:
     """The canvases that `data.buckets` asks for, given the source sizes [I] of the whole set.
 
-    "tight" looks at them: up to three lengths for each orientation, as many as save MIN_TIGHT_SAVING each.
+    "tight" chooses up to MAX_TIGHT_LENGTHS per orientation from them; each must save MIN_TIGHT_SAVING.
     """
     if crops and rule == "none":
         raise ConfigError(
-            "data.scale_jitter cuts images to a fixed canvas, but data.buckets=none has none",
+            "data.scale_jitter crops images to a fixed canvas, but data.buckets=none has none",
             remedy="set data.buckets=orientation, or name one canvas such as [[1024, 1024]]",
         )
     short = _rounded_up(min(short_edge_px, max_px), divisor)
@@ -123,7 +123,7 @@ def choose_buckets(
 
 
 def with_fallback(buckets: Buckets) -> Buckets:
-    """`buckets` with canvases that every image fits appended: evaluation must take all, whatever training crops."""
+    """`buckets` plus canvases that every image fits: evaluation uses all images, also those that training crops."""
     if None in buckets.canvases:
         return buckets
     spare = choose_buckets(
@@ -133,14 +133,6 @@ def with_fallback(buckets: Buckets) -> Buckets:
     return Buckets(buckets.canvases + extra, buckets.short_edge_px, buckets.max_px, buckets.divisor)
 
 
-def saving(buckets: Buckets, heights: Any, widths: Any) -> float:
-    """Share of the padded pixels that `buckets` save against one canvas for each orientation."""
-    plain = choose_buckets(
-        "orientation", [], [], short_edge_px=buckets.short_edge_px, max_px=buckets.max_px, divisor=buckets.divisor
-    )
-    return 1 - buckets.padded_pixels(heights, widths) / plain.padded_pixels(heights, widths)
-
-
 def _long_sides(sizes: Ints) -> tuple[Ints, Ints]:
     """Long sides of the landscape (and square) images, and of the portrait ones."""
     portrait = sizes[:, 0] > sizes[:, 1]
@@ -148,14 +140,14 @@ def _long_sides(sizes: Ints) -> tuple[Ints, Ints]:
 
 
 def _tight_lengths(long_sides: Ints, short: int, long: int, divisor: int) -> tuple[int, ...]:
-    """Rising canvas lengths for images of these long sides; the last one holds the longest."""
+    """Canvas lengths for images of these long sides, in ascending order; the last one fits the longest."""
     if not len(long_sides):
         return ()
     step = _rounded_up(TIGHT_STEP_PX, divisor)
     needed = np.minimum(np.maximum(-(-long_sides // step) * step, short), long)
     candidates, counts = np.unique(needed, return_counts=True)
     best, best_cost = (int(candidates[-1]),), int(candidates[-1]) * len(needed)
-    for number in range(2, min(MAX_TIGHT_A_SIDE, len(candidates)) + 1):
+    for number in range(2, min(MAX_TIGHT_LENGTHS, len(candidates)) + 1):
         cost, lengths = min(
             (_padded_length(candidates, counts, chosen), chosen)
             for chosen in ((*head, int(candidates[-1])) for head in combinations(candidates[:-1].tolist(), number - 1))
@@ -167,7 +159,7 @@ def _tight_lengths(long_sides: Ints, short: int, long: int, divisor: int) -> tup
 
 
 def _padded_length(needed: Ints, counts: Ints, chosen: tuple[int, ...]) -> int:
-    """Sum of the canvas lengths when each needed length is raised to the next one chosen."""
+    """Sum of the canvas lengths when each needed length is rounded up to the next chosen one."""
     lengths = np.array(chosen)
     return int((lengths[np.searchsorted(lengths, needed)] * counts).sum())
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 
 from maskfleet.config.run import RunConfig
+from maskfleet.data.pipeline.augment import Augmentation, ColorJitter, Flip, ResizeShortEdge, ScaleJitter
 from maskfleet.data.pipeline.buckets import Buckets, choose_buckets, with_fallback
 from maskfleet.data.pipeline.loader import (
     EvalLoader,
@@ -23,6 +24,20 @@ from maskfleet.data.store.annotations import AnnotationStore
 from maskfleet.data.store.dataset import ImageSet, evaluation_images, training_images
 
 MAX_DEFAULT_WORKERS = 8
+
+
+def augmentations(config: RunConfig) -> tuple[Augmentation, ...]:
+    """The augmentations of a run, in the order in which they draw random numbers and are applied.
+
+    Add new ones at the end: the random numbers of those before it, and so existing runs, stay the same.
+    """
+    data = config.data
+    return (
+        ResizeShortEdge(data.train_short_edge_px, config.model.canvas_max_px),
+        Flip(data.flip_probability),
+        ScaleJitter(data.scale_jitter),
+        ColorJitter(data.color_jitter),
+    )
 
 
 def build_train_loader(
@@ -53,21 +68,13 @@ def build_train_loader(
         crops=data.scale_jitter is not None,
     )
     images.put_in_buckets(buckets.of(*images.sizes()))
-    preparation = Preparation(
-        short_edge_px=data.train_short_edge_px,
-        max_px=model.canvas_max_px,
-        flip=data.flip_probability,
-        scale_jitter=data.scale_jitter,
-        color_jitter=data.color_jitter,
-        masks=model.mask,
-        crowds=model.rpn.crowd_overlap <= 1,  # above 1 nothing reads them
-    )
+    crowds = model.rpn.crowd_overlap <= 1  # above 1 nothing reads them
     dataset = TrainBatches(
         images,
         buckets,
-        preparation,
+        Preparation(augmentations(config), masks=model.mask, crowds=crowds),
         seed=train.seed,
-        resize_on=resize_on or _resize_place(device),
+        resize_on=resize_on or _default_resize(device),
         skip_bad=data.on_bad == "skip",
     )
     num_workers = chosen_workers(data.num_workers, world_size, device)
@@ -87,7 +94,7 @@ def build_eval_loader(
     skip: Collection[int] = (),
     resize_on: ResizeOn | None = None,
 ) -> EvalLoader:
-    """One rank's share of one validation set: every image once, none padded twice."""
+    """One rank's share of one validation set; every image belongs to exactly one rank."""
     device = torch.device(device)
     data, model = config.data, config.model
     images = evaluation_images(store, max_images=config.eval.max_images, skip=skip)
@@ -106,16 +113,16 @@ def build_eval_loader(
         images.buckets, images_per_batch=config.eval.images_per_gpu, rank=rank, world_size=world_size
     )
     dataset = EvaluationBatches(
-        images, buckets, resize_on=resize_on or _resize_place(device), skip_bad=data.on_bad == "skip"
+        images, buckets, resize_on=resize_on or _default_resize(device), skip_bad=data.on_bad == "skip"
     )
     num_workers = chosen_workers(data.num_workers, world_size, device)
     return EvalLoader(WorkerPool(dataset, num_workers=num_workers, device=device), planned, buckets)
 
 
-def chosen_workers(wanted: int | None, world_size: int, device: torch.device) -> int:
-    """Loader processes of a rank: as `wanted`, or its share of the cores; half where the model computes there too."""
-    if wanted is not None:
-        return wanted
+def chosen_workers(configured: int | None, world_size: int, device: torch.device) -> int:
+    """Loader processes per rank: as `configured`, else the rank's share of the CPU cores, half of it without a GPU."""
+    if configured is not None:
+        return configured
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if device.type == "cuda":
         ranks_here = min(world_size, torch.cuda.device_count())
@@ -130,5 +137,5 @@ def _order(images: ImageSet, buckets: Buckets, config: RunConfig, world_size: in
     return TrainOrder(images.buckets, images_per_batch=batch, seed=config.train.seed, group=group)
 
 
-def _resize_place(device: torch.device) -> ResizeOn:
+def _default_resize(device: torch.device) -> ResizeOn:
     return "device" if device.type == "cuda" else "worker"

@@ -1,4 +1,4 @@
-"""From an image file to 8-bit BGR pixels."""
+"""Decodes an image file to 8-bit BGR pixels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from maskfleet.data.image_header import ImageFileError, read_image_header
 from maskfleet.errors import DataError
 
-# The stored orientation is left out of account: COCO's boxes are those of the pixels as they lie in the file.
+# The EXIF orientation is ignored: COCO's boxes refer to the pixels as they are stored.
 DECODE_FLAGS = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 
 JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"
@@ -22,7 +22,8 @@ def read_image(
 ) -> npt.NDArray[np.uint8]:
     """Pixels [h, w, 3] of the image file; DataError if it is missing, broken, or not of (height, width) `size`.
 
-    Grey and CMYK become BGR, alpha is dropped, 16 bits are cut to the upper 8. `image_id` is None outside a data set.
+    Grayscale and CMYK become BGR, alpha is dropped, 16 bits are cut to the upper 8.
+    `image_id` is None outside a data set.
     """
     named = f"image {image_id}, {path}" if image_id is not None else f"image {path}"
     or_skip = ", or set data.on_bad=skip to train without it" if image_id is not None else ""
@@ -31,11 +32,11 @@ def read_image(
     except OSError as error:
         raise DataError(
             f"{named}, cannot be read: {error.strerror or error}",
-            remedy=f"put the file back{or_skip}",
+            remedy=f"restore the file{or_skip}",
         ) from error
-    pixels = _decoded(data) if len(data) and not _is_cut_off(path, data) else None
+    pixels = _decoded(data) if len(data) and not _is_truncated(path, data) else None
     if pixels is None:
-        what = "is not a whole image that OpenCV can decode" if len(data) else "is empty"
+        what = "is not a complete image that OpenCV can decode" if len(data) else "is empty"
         raise DataError(f"{named}, {what}", remedy=f"replace the file{or_skip}")
     if size is not None and pixels.shape[:2] != size:
         raise DataError(
@@ -46,8 +47,8 @@ def read_image(
     return pixels
 
 
-def _is_cut_off(path: Path, data: npt.NDArray[np.uint8]) -> bool:
-    """Whether the end of a JPEG is missing: OpenCV would fill the rest with grey."""
+def _is_truncated(path: Path, data: npt.NDArray[np.uint8]) -> bool:
+    """Whether the end of a JPEG is missing: OpenCV would fill the rest with gray."""
     if data[:2].tobytes() != JPEG_START or JPEG_END in data[-32:].tobytes():
         return False
     try:
@@ -57,7 +58,7 @@ def _is_cut_off(path: Path, data: npt.NDArray[np.uint8]) -> bool:
 
 
 def _decoded(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None:
-    """Pixels of an encoded image; None if OpenCV finds none, or more than it takes."""
+    """Pixels of an encoded image; None if OpenCV cannot decode it or it exceeds OpenCV's size limit."""
     try:
         pixels = cv2.imdecode(data, DECODE_FLAGS)
     except cv2.error:

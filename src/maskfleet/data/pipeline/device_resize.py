@@ -1,4 +1,4 @@
-"""The resize, cut and flip of `augment.place_image` on the device, so that a worker only decodes.
+"""The resize, crop and flip of `geometry.place_image` on the GPU, so that a worker only decodes.
 
 Shapes: B images, h0 x w0 the padded source, H x W the canvas.
 """
@@ -12,8 +12,8 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
-    """The geometry of each image of a batch (see `augment.Geometry`) and the canvas that all go on."""
+class BatchGeometry:
+    """The geometry of each image of a batch (see `geometry.Geometry`) and their common canvas."""
 
     source: Tensor  # [B, 2] int64 (height, width)
     resized: Tensor  # [B, 2] int64
@@ -21,43 +21,43 @@ class Moves:
     flip: Tensor  # [B] bool
     canvas: tuple[int, int]
 
-    def to(self, device: torch.device | str) -> Moves:
+    def to(self, device: torch.device | str) -> BatchGeometry:
         def moved(tensor: Tensor) -> Tensor:
             return tensor.to(device, non_blocking=True)
 
-        return Moves(moved(self.source), moved(self.resized), moved(self.offset), moved(self.flip), self.canvas)
+        return BatchGeometry(moved(self.source), moved(self.resized), moved(self.offset), moved(self.flip), self.canvas)
 
-    def pin_memory(self) -> Moves:
+    def pin_memory(self) -> BatchGeometry:
         source, resized = self.source.pin_memory(), self.resized.pin_memory()
-        return Moves(source, resized, self.offset.pin_memory(), self.flip.pin_memory(), self.canvas)
+        return BatchGeometry(source, resized, self.offset.pin_memory(), self.flip.pin_memory(), self.canvas)
 
 
-def resize_on_device(pixels: Tensor, sizes: Tensor, moves: Moves) -> Tensor:
-    """Source `pixels` uint8 [B, 3, h0, w0] -> uint8 [B, 3, H, W] with each image's `sizes` [B, 2] in its corner.
+def resize_on_device(pixels: Tensor, sizes: Tensor, geometry: BatchGeometry) -> Tensor:
+    """Source `pixels` uint8 [B, 3, h0, w0] -> canvases uint8 [B, 3, H, W], each image of `sizes` [B, 2] top left.
 
-    The samples are those of OpenCV's INTER_LINEAR: centres at half pixels, the border repeated. OpenCV works with
-    11-bit weights, so that a value may differ by one.
+    Samples as OpenCV's INTER_LINEAR does: centres at half pixels, the border repeated. OpenCV interpolates with
+    11-bit weights, so a value may differ by one.
     """
-    height, width = moves.canvas
+    height, width = geometry.canvas
     rows = torch.arange(height, device=pixels.device)[None]  # [1, H]
     columns = torch.arange(width, device=pixels.device)[None]  # [1, W]
-    shown = (rows < sizes[:, :1])[:, :, None] & (columns < sizes[:, 1:])[:, None, :]  # [B, H, W]
-    columns = torch.where(moves.flip[:, None], sizes[:, 1:] - 1 - columns, columns)  # [B, W]
-    top, bottom, down = _taps(rows + moves.offset[:, :1], moves.source[:, :1], moves.resized[:, :1])
-    left, right, across = _taps(columns + moves.offset[:, 1:], moves.source[:, 1:], moves.resized[:, 1:])
+    visible = (rows < sizes[:, :1])[:, :, None] & (columns < sizes[:, 1:])[:, None, :]  # [B, H, W]
+    columns = torch.where(geometry.flip[:, None], sizes[:, 1:] - 1 - columns, columns)  # [B, W]
+    top, bottom, down = _taps(rows + geometry.offset[:, :1], geometry.source[:, :1], geometry.resized[:, :1])
+    left, right, across = _taps(columns + geometry.offset[:, 1:], geometry.source[:, 1:], geometry.resized[:, 1:])
     image = torch.arange(len(pixels), device=pixels.device)[:, None]
-    source = pixels.permute(0, 2, 3, 1)  # [B, h0, w0, 3], as the worker laid it out
-    # One axis after the other takes half the time of both at once (twelve 480 x 640 images on an H200: 1.7 of 3.2 ms).
+    source = pixels.permute(0, 2, 3, 1)  # [B, h0, w0, 3], the memory layout of the worker
+    # One axis after the other takes half the time of both at once (12 images of 480 x 640 on an H200: 1.7, not 3.2 ms).
     near, far = source[image, :, left].float(), source[image, :, right].float()  # [B, W, h0, 3]
     wide = torch.lerp(near, far, across[:, :, None, None]).transpose(1, 2).contiguous()  # [B, h0, W, 3]
     moved = torch.lerp(wide[image, top], wide[image, bottom], down[:, :, None, None])  # [B, H, W, 3]
-    moved = torch.where(shown[..., None], (moved + 0.5).floor(), 0.0).to(torch.uint8)
+    moved = torch.where(visible[..., None], (moved + 0.5).floor(), 0.0).to(torch.uint8)
     return moved.permute(0, 3, 1, 2)
 
 
-def _taps(place: Tensor, source: Tensor, resized: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The two source pixels that each target pixel lies between, and how far from the first -> three [B, n]."""
-    centre = (place + 0.5) * (source.double() / resized) - 0.5
+def _taps(position: Tensor, source: Tensor, resized: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The two source pixels that each target pixel lies between, and the weight of the second -> three [B, n]."""
+    centre = (position + 0.5) * (source.double() / resized) - 0.5
     last = (source - 1).double()
     centre = torch.minimum(centre.clamp(min=0), last)
     first = centre.floor()

@@ -1,7 +1,7 @@
-"""Batches on time: worker processes that decode, place and pad, and the two loaders that hand their work out.
+"""Worker processes that decode, augment and collate, and the loaders for training and evaluation built on them.
 
-A worker is given a plan (which images, which canvas) and needs nothing else: it maps the annotation store and draws
-every random number from (run seed, pass, image), so that the same plan gives the same bits in any process.
+A worker gets a plan (which images, which canvas) and needs nothing else: it memory-maps the annotation store and draws
+every random number from (run seed, pass, image), so the same plan gives the same bits in any process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from maskfleet.batch import Batch, Images
 from maskfleet.data.pipeline import collate
 from maskfleet.data.pipeline.buckets import Buckets
 from maskfleet.data.pipeline.collate import EvalBatch
-from maskfleet.data.pipeline.device_resize import Moves, resize_on_device
+from maskfleet.data.pipeline.device_resize import BatchGeometry, resize_on_device
 from maskfleet.data.pipeline.sampler import PlannedBatch, RankStream, image_seed
 from maskfleet.data.pipeline.samples import Preparation, Sample, evaluation_sample, train_sample
 from maskfleet.data.store.dataset import ImageSet
@@ -35,37 +35,37 @@ log = logging.getLogger("maskfleet.data")
 AnyBatch = TypeVar("AnyBatch", Batch, EvalBatch)
 ResizeOn = Literal["worker", "device"]
 
-PREFETCH_BATCHES = 2  # that each worker prepares ahead
-MAX_SUBSTITUTES = 16  # tried for one unreadable image; if so many fail, the folder is gone rather than a file
+PREFETCH_BATCHES = 2  # per worker
+MAX_SUBSTITUTES = 16  # tried for one unreadable image; if all fail, the whole folder is missing rather than a file
 
-# How torch says that a worker is gone: in words, or by failing to fetch the shared memory that it had announced.
+# How torch reports a lost worker: by these messages, or by failing to open the shared memory the worker sent.
 LOST_WORKER_SIGNS = ("DataLoader worker", "Pin memory thread")
 LOST_WORKER_ERRORS = (EOFError, ConnectionError, FileNotFoundError)
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery(Generic[AnyBatch]):
-    """What a worker sends: a batch, its resize if the device is to do that, and warnings for the log."""
+    """What a worker sends: a batch, its geometry if the GPU does the resize, and warnings for the log."""
 
-    batch: AnyBatch | None  # None where an evaluation batch lost all its images
-    moves: Moves | None
+    batch: AnyBatch | None  # None if no image of an evaluation batch could be read
+    geometry: BatchGeometry | None
     warnings: tuple[str, ...]
 
     def pin_memory(self) -> Delivery[AnyBatch]:
         batch = self.batch.pin_memory() if self.batch is not None else None
-        return Delivery(batch, self.moves.pin_memory() if self.moves is not None else None, self.warnings)
+        return Delivery(batch, self.geometry.pin_memory() if self.geometry is not None else None, self.warnings)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A DataError on its way from a worker; as an exception it would arrive without its remedy."""
+    """A DataError sent by a worker; pickled as an exception it would lose its remedy."""
 
     what: str
     remedy: str
 
 
 class TrainBatches(Dataset[Any]):
-    """Makes the training batch of a plan; lives in the workers."""
+    """Makes the training batch of a plan, in a worker."""
 
     def __init__(
         self,
@@ -93,13 +93,13 @@ class TrainBatches(Dataset[Any]):
             ]
         except DataError as error:
             return Failure(error.what, error.remedy)
-        images, moves = _placed(samples, planned, self.buckets, self.resize_on)
-        wanted = self.preparation
-        batch = collate.training_batch(samples, images, masks=wanted.masks, crowds=wanted.crowds)
-        return Delivery(batch, moves, tuple(warnings))
+        images, geometry = _collated_images(samples, planned, self.buckets, self.resize_on)
+        preparation = self.preparation
+        batch = collate.training_batch(samples, images, masks=preparation.masks, crowds=preparation.crowds)
+        return Delivery(batch, geometry, tuple(warnings))
 
     def _sample(self, planned: PlannedBatch, image: int, copy: int, warnings: list[str]) -> Sample:
-        """The sample of `image`; with `skip_bad`, of another image of the bucket if that one cannot be read."""
+        """The sample of `image`; with `skip_bad`, of another image of the same bucket if this one cannot be read."""
         for attempt in range(MAX_SUBSTITUTES):
             set_index, index = self.images.place(image)
             store = self.images.stores[set_index]
@@ -115,13 +115,13 @@ class TrainBatches(Dataset[Any]):
             except DataError as error:
                 if not self.skip_bad or attempt == MAX_SUBSTITUTES - 1:
                     raise
-                warnings.append(f"{error.what}; another image takes its place")
+                warnings.append(f"{error.what}; using another image instead")
                 image = self.images.substitute(image, seed)
         raise AssertionError("unreachable")
 
 
 class EvaluationBatches(Dataset[Any]):
-    """Makes the evaluation batch of a plan; lives in the workers."""
+    """Makes the evaluation batch of a plan, in a worker."""
 
     def __init__(
         self, images: ImageSet, buckets: Buckets, *, resize_on: ResizeOn = "worker", skip_bad: bool = False
@@ -142,17 +142,17 @@ class EvaluationBatches(Dataset[Any]):
             except DataError as error:
                 if not self.skip_bad:
                     return Failure(error.what, error.remedy)
-                warnings.append(f"{error.what}; evaluation goes on without it")
+                warnings.append(f"{error.what}; evaluation continues without it")
                 continue
             samples.append(sample)
         if not samples:
             return Delivery(None, None, tuple(warnings))
-        images, moves = _placed(samples, planned, self.buckets, self.resize_on)
-        return Delivery(collate.evaluation_batch(samples, images), moves, tuple(warnings))
+        images, geometry = _collated_images(samples, planned, self.buckets, self.resize_on)
+        return Delivery(collate.evaluation_batch(samples, images), geometry, tuple(warnings))
 
 
 class WorkerPool(Generic[AnyBatch]):
-    """Worker processes that stay alive between uses; 0 of them means that this process does the work."""
+    """Worker processes that stay alive between uses; with 0 workers this process does the work."""
 
     def __init__(self, dataset: Dataset[Any], *, num_workers: int, device: torch.device) -> None:
         self.dataset = dataset
@@ -166,7 +166,7 @@ class WorkerPool(Generic[AnyBatch]):
         if not numbers:
             return
         if self._pool is None:
-            self._pool = self._started()
+            self._pool = self._start()
         self._plans.plan, self._plans.numbers = plan, numbers
         with _main_hidden():
             deliveries = iter(self._pool)  # starts the workers at its first call
@@ -178,27 +178,27 @@ class WorkerPool(Generic[AnyBatch]):
                 yield self._on_device(delivery)
 
     def close(self) -> None:
-        """End the workers; the next use starts new ones."""
-        # Asked outright: left to the garbage collector, torch waits five seconds for workers that nobody told to end.
+        """Stop the workers; the next use starts new ones."""
+        # Explicit: when the garbage collector does it, torch waits five seconds for workers that got no stop request.
         shutdown = getattr(getattr(self._pool, "_iterator", None), "_shutdown_workers", None)
         if shutdown is not None:
             shutdown()
         self._pool = None
 
-    def _started(self) -> DataLoader[Any]:
+    def _start(self) -> DataLoader[Any]:
         context = None
         if self.num_workers:
-            # Not forked from this process: its CUDA context and threads would not survive that. A fork server that
-            # has imported torch once gives workers that share those pages and start at once.
+            # Not forked from this process: its CUDA context and threads would not survive a fork. Workers of a fork
+            # server that has imported torch start at once and share its memory pages.
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload(["maskfleet.data.pipeline.loader"])
         return DataLoader(
             self.dataset,
             sampler=self._plans,
             batch_size=None,
-            collate_fn=_as_it_is,
+            collate_fn=_unchanged,
             num_workers=self.num_workers,
-            worker_init_fn=_settle_worker if self.num_workers else None,
+            worker_init_fn=_init_worker if self.num_workers else None,
             prefetch_factor=PREFETCH_BATCHES if self.num_workers else None,
             persistent_workers=self.num_workers > 0,
             multiprocessing_context=context,
@@ -214,7 +214,7 @@ class WorkerPool(Generic[AnyBatch]):
             self.close()
             raise DataError(
                 f"a loader process died: {error or type(error).__name__}",
-                remedy="most often memory ran out (see dmesg): set data.num_workers lower, or give the job more memory "
+                remedy="usually memory ran out (see dmesg): set data.num_workers lower, or give the job more memory "
                 "and, in a container, more /dev/shm",
             ) from error
         if isinstance(delivery, Failure):
@@ -223,18 +223,18 @@ class WorkerPool(Generic[AnyBatch]):
         return delivery
 
     def _on_device(self, delivery: Delivery[AnyBatch]) -> AnyBatch:
-        """The batch; if its images are still to be resized, on the device with them resized."""
+        """The batch; if the workers did not resize its images, on the device and resized there."""
         batch = delivery.batch
         assert batch is not None
-        if delivery.moves is None:
+        if delivery.geometry is None:
             return batch
         batch = batch.to(self.device)
-        pixels = resize_on_device(batch.images.pixels, batch.images.sizes, delivery.moves.to(self.device))
+        pixels = resize_on_device(batch.images.pixels, batch.images.sizes, delivery.geometry.to(self.device))
         return replace(batch, images=Images(pixels, batch.images.sizes))
 
 
 class TrainLoader:
-    """The endless training batches of one rank, by step."""
+    """The endless stream of training batches of one rank, by step."""
 
     def __init__(self, pool: WorkerPool[Batch], stream: RankStream, buckets: Buckets) -> None:
         self.pool = pool
@@ -243,7 +243,7 @@ class TrainLoader:
 
     @property
     def num_images(self) -> int:
-        """Images of the training set that are used."""
+        """Images of the training set, without those left out."""
         return self.stream.order.num_images
 
     @property
@@ -257,7 +257,7 @@ class TrainLoader:
         return self.stream.steps_per_pass
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """This rank's batches of steps `start` to `stop` - 1; the same whatever was asked for before."""
+        """This rank's batches of steps `start` to `stop` - 1; they do not depend on earlier calls."""
         return self.pool.batches(self.stream.planned, range(start, stop))
 
     def state(self, step: int) -> dict[str, int]:
@@ -265,12 +265,12 @@ class TrainLoader:
         return self.stream.cursor(step).as_dict()
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         self.pool.close()
 
 
 class EvalLoader:
-    """One rank's share of an evaluation set; can be gone through again and again."""
+    """One rank's share of an evaluation set; can be iterated again."""
 
     def __init__(self, pool: WorkerPool[EvalBatch], planned: Sequence[PlannedBatch], buckets: Buckets) -> None:
         self.pool = pool
@@ -289,7 +289,7 @@ class EvalLoader:
         return sum(len(planned.images) for planned in self.planned)
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         self.pool.close()
 
 
@@ -308,7 +308,7 @@ def _main_hidden() -> Iterator[None]:
 
 
 class _Plans(Sampler[PlannedBatch]):
-    """The plans of the numbers asked for; stays in the training process."""
+    """The plans of the requested batch numbers; stays in the training process."""
 
     def __init__(self) -> None:
         self.plan: Callable[[int], PlannedBatch] | None = None
@@ -322,21 +322,21 @@ class _Plans(Sampler[PlannedBatch]):
         return len(self.numbers)
 
 
-def _placed(
+def _collated_images(
     samples: Sequence[Sample], planned: PlannedBatch, buckets: Buckets, resize_on: ResizeOn
-) -> tuple[Images, Moves | None]:
+) -> tuple[Images, BatchGeometry | None]:
     canvas = buckets.canvas(planned.bucket, [sample.geometry.size for sample in samples])
     if resize_on == "device":
         return collate.images_as_decoded(samples, canvas)
     return collate.images_on_canvas(samples, canvas), None
 
 
-def _settle_worker(number: int) -> None:
-    """One thread a worker, and Ctrl-C left to the training process, which ends the workers itself."""
+def _init_worker(number: int) -> None:
+    """One thread per worker; Ctrl-C is left to the training process, which stops the workers itself."""
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _as_it_is(delivery: Any) -> Any:
+def _unchanged(delivery: Any) -> Any:
     return delivery

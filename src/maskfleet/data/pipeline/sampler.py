@@ -1,12 +1,12 @@
-"""Which images make up which batch: a pure function of the seed, so that a run can be resumed anywhere.
+"""Which images make up which batch: a pure function of the seed, so that a run can resume at any step.
 
-Training is one endless stream of batches, pass after pass over the set. Batch k of the stream is the same whatever
-the number of ranks; with W ranks, rank r takes batches r, r + W, r + 2 W, ... Hence a run that goes on with another
-number of ranks neither loses nor repeats an image. In each pass every image comes once. Only where the images of a
-bucket do not divide by the batch size are the last places filled with images a second time: fewer than a batch a
-bucket and pass. When a pass does not divide by the ranks, the step that ends it also begins the next one.
+Training is one endless stream of batches, pass after pass over the set. Batch k of the stream does not depend on the
+number of ranks; with W ranks, rank r takes batches r, r + W, r + 2 W, ... So a run that resumes with another number of
+ranks neither loses nor repeats an image. Each pass uses every image once. Only if the images of a bucket do not divide
+by the batch size, its last batch is filled with images that repeat: fewer than a batch per bucket and pass. If a pass
+does not divide by the number of ranks, its last step also contains the first batches of the next one.
 
-Shapes: N images, M batches of a pass, B images a batch.
+Shapes: N images, M batches per pass, B images per batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from maskfleet.errors import TrainingError
 
 Ints = npt.NDArray[np.int64]
 
-ORDER_DOMAIN, IMAGE_DOMAIN = 1, 2  # keep the numbers drawn for the order apart from those drawn for an image
+ORDER_DOMAIN, IMAGE_DOMAIN = 1, 2  # separate the random numbers of the order from those of the images
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,15 @@ class PlannedBatch:
 
     pass_index: int
     bucket: int
-    images: tuple[int, ...]  # [B] places in the set
-    copies: tuple[int, ...]  # [B] 0; 1, 2, ... for an image that fills up a batch a second, third time
+    images: tuple[int, ...]  # [B] indices into the set
+    copies: tuple[int, ...]  # [B] 0; 1, 2, ... for the first, second, ... repeat of an image in this pass
 
 
 class TrainOrder:
-    """The endless stream of training batches of a set whose images lie in `buckets` [N].
+    """The endless stream of training batches of a set whose images belong to `buckets` [N].
 
-    `group` batches in a row share a bucket as far as possible, so that no rank of that many waits for a larger canvas.
+    `group` consecutive batches share a bucket as far as possible, so that none of that many ranks waits for another
+    rank's larger canvas.
     """
 
     def __init__(self, buckets: Ints, *, images_per_batch: int, seed: int, group: int = 1) -> None:
@@ -56,17 +57,12 @@ class TrainOrder:
     def batches_per_pass(self) -> int:
         return len(self._bucket_of_batch)
 
-    @property
-    def repeats_per_pass(self) -> int:
-        """Places of a pass that are filled by an image a second time."""
-        return self.batches_per_pass * self.images_per_batch - self.num_images
-
     def batch(self, number: int) -> PlannedBatch:
-        """Batch `number` of the stream; those before it need not be asked for."""
-        pass_index, place = divmod(number, self.batches_per_pass)
+        """Batch `number` of the stream; random access."""
+        pass_index, index = divmod(number, self.batches_per_pass)
         images, copies, buckets = self.batches(pass_index)
         return PlannedBatch(
-            pass_index, int(buckets[place]), tuple(images[place].tolist()), tuple(copies[place].tolist())
+            pass_index, int(buckets[index]), tuple(images[index].tolist()), tuple(copies[index].tolist())
         )
 
     def batches(self, pass_index: int) -> tuple[Ints, Ints, Ints]:
@@ -83,36 +79,36 @@ class TrainOrder:
     def _filled(self, members: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
         """The members of a bucket shuffled into whole batches -> (images [m, B], copies [m, B])."""
         shuffled = rng.permutation(members)
-        places = np.arange(-(-len(members) // self.images_per_batch) * self.images_per_batch)
+        slots = np.arange(-(-len(members) // self.images_per_batch) * self.images_per_batch)
         shape = (-1, self.images_per_batch)
         if not len(members):
-            return places.reshape(shape), places.reshape(shape)
-        return shuffled[places % len(members)].reshape(shape), (places // len(members)).reshape(shape)
+            return slots.reshape(shape), slots.reshape(shape)
+        return shuffled[slots % len(members)].reshape(shape), (slots // len(members)).reshape(shape)
 
     def _arranged(self, pass_index: int, rng: np.random.Generator) -> Ints:
-        """The order [M] of a pass's batches: runs of `group` alike, on borders of `group` in the stream."""
+        """The order [M] of a pass's batches: groups of one bucket, aligned to multiples of `group` in the stream."""
         if self.group == 1:
             return rng.permutation(self.batches_per_pass)
-        runs: list[Ints] = []
+        groups: list[Ints] = []
         singles: list[int] = []
         for bucket in range(len(self._members)):
-            alike = rng.permutation(np.flatnonzero(self._bucket_of_batch == bucket))
-            whole = len(alike) // self.group * self.group
-            runs.extend(alike[:whole].reshape(-1, self.group))
-            singles.extend(alike[whole:].tolist())
-        before_border = -pass_index * self.batches_per_pass % self.group
-        runs = [runs[index] for index in rng.permutation(len(runs))]
-        if len(singles) < before_border and runs:
-            singles.extend(runs.pop().tolist())
-        loose = rng.permutation(np.array(singles, np.int64))
-        return np.concatenate([loose[:before_border], *runs, loose[before_border:]])
+            batches = rng.permutation(np.flatnonzero(self._bucket_of_batch == bucket))
+            grouped = len(batches) // self.group * self.group
+            groups.extend(batches[:grouped].reshape(-1, self.group))
+            singles.extend(batches[grouped:].tolist())
+        before_boundary = -pass_index * self.batches_per_pass % self.group
+        groups = [groups[index] for index in rng.permutation(len(groups))]
+        if len(singles) < before_boundary and groups:
+            singles.extend(groups.pop().tolist())
+        ungrouped = rng.permutation(np.array(singles, np.int64))
+        return np.concatenate([ungrouped[:before_boundary], *groups, ungrouped[before_boundary:]])
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where a run stands in the stream: before step `step` the first `batch` batches are used up.
+    """Position of a run in the stream: before step `step`, `batch` batches have been used.
 
-    `images_per_batch`, `group` and `batches_per_pass` tell how the stream was made; a checkpoint keeps all five.
+    `images_per_batch`, `group` and `batches_per_pass` say how the stream was made; a checkpoint stores all five.
     """
 
     step: int
@@ -120,11 +116,6 @@ class Cursor:
     images_per_batch: int
     group: int
     batches_per_pass: int
-
-    @property
-    def images_seen(self) -> int:
-        """Images the run has been given so far, by all ranks."""
-        return self.batch * self.images_per_batch
 
     def as_dict(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in CURSOR_FIELDS}
@@ -140,21 +131,21 @@ def cursor_from(saved: Mapping[str, Any]) -> Cursor:
     bad = [name for name, value in values.items() if not isinstance(value, int) or value < low.get(name, 1)]
     if bad or set(saved) != set(CURSOR_FIELDS):
         raise TrainingError(
-            f"the checkpoint's data position {dict(saved)} is not one",
-            remedy="resume from an older checkpoint, or start anew from its weights with train.weights",
+            f"the checkpoint's data position {dict(saved)} is not valid",
+            remedy="resume from an older checkpoint, or start a new run from its weights with train.weights",
         )
     return Cursor(**values)  # type: ignore[arg-type]
 
 
 class RankStream:
-    """The part of the stream that one rank sees, counted in steps."""
+    """The batches of one rank, by step."""
 
     def __init__(self, order: TrainOrder, *, rank: int, world_size: int, start: Cursor | None = None) -> None:
         assert 0 <= rank < world_size
         self.order = order
         self.rank = rank
         self.world_size = world_size
-        self.start = self._carried_over(start) if start is not None else self._cursor(0, 0)
+        self.start = self._converted(start) if start is not None else self._cursor(0, 0)
 
     @property
     def steps_per_pass(self) -> int:
@@ -165,15 +156,11 @@ class RankStream:
         """The batch of this rank at `step`."""
         return self.order.batch(self.cursor(step).batch + self.rank)
 
-    def position(self, step: int) -> tuple[int, int]:
-        """Where the first rank is at `step` -> (pass, batch inside the pass)."""
-        return divmod(self.cursor(step).batch, self.order.batches_per_pass)
-
     def cursor(self, step: int) -> Cursor:
-        """Where the run stands before `step`: what a checkpoint keeps."""
+        """Position of the run before `step`, as a checkpoint stores it."""
         if step < self.start.step:
             raise TrainingError(
-                f"step {step} lies before step {self.start.step}, from which this run was resumed",
+                f"step {step} is before step {self.start.step}, from which this run was resumed",
                 remedy="resume from a checkpoint at or before that step",
             )
         return self._cursor(step, self.start.batch + (step - self.start.step) * self.world_size)
@@ -182,20 +169,20 @@ class RankStream:
         order = self.order
         return Cursor(step, batch, order.images_per_batch, order.group, order.batches_per_pass)
 
-    def _carried_over(self, saved: Cursor) -> Cursor:
-        """`saved` in batches of this stream: the same pass, after as many of its images as were seen of it."""
+    def _converted(self, saved: Cursor) -> Cursor:
+        """`saved` in batches of this stream: the same pass, after the same number of its images."""
         order = self.order
         if (saved.images_per_batch, saved.batches_per_pass) == (order.images_per_batch, order.batches_per_pass):
             return self._cursor(saved.step, saved.batch)
-        pass_index, place = divmod(saved.batch, saved.batches_per_pass)
-        place = min(place * saved.images_per_batch // order.images_per_batch, order.batches_per_pass)
-        return self._cursor(saved.step, pass_index * order.batches_per_pass + place)
+        pass_index, batch = divmod(saved.batch, saved.batches_per_pass)
+        batch = min(batch * saved.images_per_batch // order.images_per_batch, order.batches_per_pass)
+        return self._cursor(saved.step, pass_index * order.batches_per_pass + batch)
 
 
 def order_group(areas: set[int], world_size: int, saved: Cursor | None, images_per_batch: int) -> int:
-    """How many batches in a row should share a bucket: one a rank where canvases differ in area.
+    """How many consecutive batches should share a bucket: one per rank if the canvases differ in area.
 
-    A resumed run keeps its own, whatever its ranks are now, so that the order of the pass it is in stays.
+    A resumed run keeps its saved value, also with another number of ranks, so that the order of its pass stays.
     """
     if saved is not None and saved.images_per_batch == images_per_batch:
         return saved.group
@@ -205,7 +192,7 @@ def order_group(areas: set[int], world_size: int, saved: Cursor | None, images_p
 def evaluation_batches(
     buckets: Ints, *, images_per_batch: int, rank: int = 0, world_size: int = 1
 ) -> list[PlannedBatch]:
-    """This rank's share of every image once: bucket after bucket, the last batch of each perhaps short."""
+    """This rank's share of all images: bucket by bucket; the last batch of each may be smaller."""
     planned = []
     for bucket in range(int(buckets.max(initial=-1)) + 1):
         members = np.flatnonzero(buckets == bucket).tolist()
@@ -216,6 +203,6 @@ def evaluation_batches(
 
 
 def image_seed(run_seed: int, pass_index: int, set_index: int, image_id: int, copy: int) -> int:
-    """The number, 0 .. 2**63 - 1, that decides everything random about one showing of one image."""
+    """The seed, 0 .. 2**63 - 1, of everything random about one use of one image."""
     words = [IMAGE_DOMAIN, run_seed, pass_index, set_index, image_id % 2**64, copy]
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,6 +1,6 @@
-"""One image and its ground truth, ready to be put on a canvas.
+"""One image and its ground truth, ready for a batch.
 
-Shapes: N objects, C crowd regions, E edges of an outline. Boxes are xyxy float32 pixels of what the canvas shows.
+Shapes: N objects, C crowd regions, E edges of an outline. Boxes are xyxy float32 pixels of the canvas.
 """
 
 from __future__ import annotations
@@ -11,9 +11,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from maskfleet.data.pipeline import augment
-from maskfleet.data.pipeline.augment import Floats, Geometry, Ints, Pixels
+from maskfleet.data.pipeline.augment import Augmentation, augmented
 from maskfleet.data.pipeline.decode import read_image
+from maskfleet.data.pipeline.geometry import (
+    MIN_CROPPED_SIDE_PX,
+    Floats,
+    Geometry,
+    Ints,
+    Pixels,
+    clip_boxes,
+    clip_polygon,
+    move_boxes,
+    move_points,
+    resize_geometry,
+)
 from maskfleet.data.store.annotations import AnnotationStore, ImageRecord, InstanceArrays, clean_instances
 from maskfleet.errors import DataError
 from maskfleet.ops.outlines import Edges, bitmap_edges, polygon_edges
@@ -22,27 +33,23 @@ from maskfleet.rle import RleError, check_runs, runs_from_text
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What is done to each training image, and which ground truth is wanted of it."""
+    """How training images are augmented, and which ground truth the model needs."""
 
-    short_edge_px: tuple[int, int]
-    max_px: int
-    flip: float
-    scale_jitter: tuple[float, float] | None
-    color_jitter: float
+    augmentations: tuple[Augmentation, ...]
     masks: bool
     crowds: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A decoded image, where it goes, and its ground truth already there."""
+    """A decoded image, its geometry, and its ground truth in pixels of the canvas."""
 
     image_id: int
     image: Pixels  # the source, not yet resized
     geometry: Geometry
     boxes: Floats  # [N, 4]
     labels: Ints  # [N]
-    outlines: list[Edges]  # [N], or none at all where no masks are trained
+    outlines: list[Edges]  # [N]; empty where no masks are trained
     crowd_boxes: Floats  # [C, 4]
     seed: int
 
@@ -50,61 +57,42 @@ class Sample:
 def train_sample(
     store: AnnotationStore, index: int, *, preparation: Preparation, canvas: tuple[int, int] | None, seed: int
 ) -> Sample:
-    """Image `index` of `store`, augmented as `seed` decides; `canvas` is needed for large-scale jitter only."""
+    """Image `index` of `store`, augmented with random numbers drawn from `seed`.
+
+    `canvas` is None where each batch has a canvas of its own size.
+    """
     record = store.image(index)
-    image = read_image(record.path, image_id=record.id, size=(record.height, record.width))
-    numbers = augment.draws(seed)
-    if preparation.color_jitter:
-        image = augment.jitter_colour(image, preparation.color_jitter, numbers)
-    geometry = _geometry(record, preparation, canvas, numbers)
-    found = clean_instances(record, store.instances(index))
-    objects = found.objects
+    pixels = read_image(record.path, image_id=record.id, size=(record.height, record.width))
+    image = augmented(pixels, preparation.augmentations, canvas=canvas, seed=seed)
+    geometry = image.geometry
+    instances = clean_instances(record, store.instances(index))
+    objects = instances.objects
     outlines = [_outline(record, objects, number) for number in range(len(objects))] if preparation.masks else []
-    boxes, crowd_boxes = augment.move_boxes(objects.boxes, geometry), np.zeros((0, 4), np.float32)
+    boxes, crowd_boxes = move_boxes(objects.boxes, geometry), np.zeros((0, 4), np.float32)
     if preparation.crowds:
-        crowd_boxes = augment.move_boxes(found.crowds.boxes, geometry)
+        crowd_boxes = move_boxes(instances.crowds.boxes, geometry)
     labels, moved = objects.labels.astype(np.int64), [_moved(outline, geometry) for outline in outlines]
     if geometry.cropped:
         boxes, keep = _boxes_in_window(boxes, outlines, geometry)
         labels, moved = labels[keep], [moved[number] for number in keep] if moved else []
-        clipped, still_there = augment.clip_boxes(crowd_boxes, geometry.size)
-        crowd_boxes = clipped[still_there]
+        clipped, is_visible = clip_boxes(crowd_boxes, geometry.size)
+        crowd_boxes = clipped[is_visible]
     edges = [_edges(outline) for outline in moved]
-    return Sample(record.id, image, geometry, boxes, labels, edges, crowd_boxes, seed)
+    return Sample(record.id, image.pixels, geometry, boxes, labels, edges, crowd_boxes, seed)
 
 
 def evaluation_sample(store: AnnotationStore, index: int, *, short_edge_px: int, max_px: int) -> Sample:
-    """Image `index` of `store` at the size of evaluation, without ground truth."""
+    """Image `index` of `store`, resized as in evaluation, without ground truth."""
     record = store.image(index)
     image = read_image(record.path, image_id=record.id, size=(record.height, record.width))
-    geometry = augment.resize_geometry(
-        (record.height, record.width), short_edge_px=(short_edge_px, short_edge_px), max_px=max_px
-    )
+    geometry = resize_geometry((record.height, record.width), short_edge_px=short_edge_px, max_px=max_px)
     no_boxes = np.zeros((0, 4), np.float32)
     return Sample(record.id, image, geometry, no_boxes, np.zeros(0, np.int64), [], no_boxes, 0)
 
 
-def _geometry(
-    record: ImageRecord, preparation: Preparation, canvas: tuple[int, int] | None, numbers: npt.NDArray[np.float64]
-) -> Geometry:
-    source = (record.height, record.width)
-    if preparation.scale_jitter is None:
-        return augment.resize_geometry(
-            source,
-            short_edge_px=preparation.short_edge_px,
-            max_px=preparation.max_px,
-            numbers=numbers,
-            flip=preparation.flip,
-        )
-    assert canvas is not None, "large-scale jitter cuts to a fixed canvas"
-    return augment.jitter_geometry(
-        source, canvas=canvas, scale=preparation.scale_jitter, numbers=numbers, flip=preparation.flip
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Outline:
-    """An instance's mask in source pixels: as polygons, or as a bitmap and the edges that bound it."""
+    """The mask of one instance in source pixels: polygons, or a bitmap and the edges around it."""
 
     polygons: list[npt.NDArray[Any]]
     bitmap: npt.NDArray[np.bool_] | None = None  # no larger than the mask
@@ -113,7 +101,7 @@ class _Outline:
 
 
 def _outline(record: ImageRecord, objects: InstanceArrays, number: int) -> _Outline:
-    """The mask of object `number`; its box stands in where the annotation has no outline of three points."""
+    """The mask of object `number`; its box where the annotation has no outline of at least three points."""
     polygons = objects.polygons(number)
     if polygons:
         return _Outline(list(polygons))
@@ -125,7 +113,7 @@ def _outline(record: ImageRecord, objects: InstanceArrays, number: int) -> _Outl
 
 
 def _runs(rle: dict[str, Any], record: ImageRecord, annotation_id: int) -> Ints:
-    """The runs that `rle` packs, which cover the image."""
+    """The run lengths of `rle`, checked against the size of the image."""
     try:
         if tuple(rle["size"]) != (record.height, record.width):
             raise RleError(f"its size is {rle['size']}, but the image is {record.height} x {record.width}")
@@ -134,23 +122,23 @@ def _runs(rle: dict[str, Any], record: ImageRecord, annotation_id: int) -> Ints:
     except RleError as error:
         raise DataError(
             f"the mask of annotation {annotation_id} of image {record.id}, {record.path}, is broken: {error}",
-            remedy="mend the annotation, or set data.on_bad=skip to train without the image",
+            remedy="fix the annotation, or set data.on_bad=skip to train without the image",
         ) from None
     return runs
 
 
 def _bitmap_outline(runs: Ints, height: int) -> _Outline:
-    """The outline of a run-length mask, whose runs go down the columns; only its own columns and rows are unpacked."""
+    """The outline of a column-major run-length mask; only the columns and rows that it covers are decoded."""
     ends = np.cumsum(runs)
-    inked = np.flatnonzero(runs[1::2])
-    if not len(inked):
+    foreground = np.flatnonzero(runs[1::2])
+    if not len(foreground):
         return _Outline([], edges=bitmap_edges(np.zeros((1, 1), np.bool_)))
-    left = int(ends[2 * inked[0]]) // height
-    right = -(-int(ends[2 * inked[-1] + 1]) // height)
-    is_ink = np.arange(len(runs)) % 2 == 1
+    left = int(ends[2 * foreground[0]]) // height
+    right = -(-int(ends[2 * foreground[-1] + 1]) // height)
+    is_foreground = np.arange(len(runs)) % 2 == 1
     borders = np.clip(ends, left * height, right * height)
     kept = borders - np.concatenate([[left * height], borders[:-1]])
-    columns = np.repeat(is_ink, kept).reshape(right - left, height)
+    columns = np.repeat(is_foreground, kept).reshape(right - left, height)
     rows = np.flatnonzero(columns.any(axis=0))
     top, bottom = int(rows[0]), int(rows[-1]) + 1
     bitmap = columns[:, top:bottom].T
@@ -160,9 +148,9 @@ def _bitmap_outline(runs: Ints, height: int) -> _Outline:
 
 def _moved(outline: _Outline, geometry: Geometry) -> _Outline:
     if outline.edges is None:
-        return _Outline([augment.move_points(polygon, geometry) for polygon in outline.polygons])
+        return _Outline([move_points(polygon, geometry) for polygon in outline.polygons])
     edges, part = outline.edges
-    return _Outline([], edges=(augment.move_points(edges.reshape(-1, 2), geometry).reshape(-1, 4), part))
+    return _Outline([], edges=(move_points(edges.reshape(-1, 2), geometry).reshape(-1, 4), part))
 
 
 def _edges(outline: _Outline) -> Edges:
@@ -170,29 +158,29 @@ def _edges(outline: _Outline) -> Edges:
 
 
 def _boxes_in_window(boxes: Floats, outlines: list[_Outline], geometry: Geometry) -> tuple[Floats, Ints]:
-    """Boxes of what a cut leaves to be seen, and the numbers of the objects of which it leaves anything.
+    """Boxes of the visible parts of the objects after a crop, and the indices of the objects still visible.
 
-    A box is clipped to the window; one that the window cuts is also drawn in to the part of its outline inside, as
-    the box of an object that reaches into the window by a finger is the finger's.
+    A box is clipped to the window; one that the window cuts also shrinks to the visible part of its outline: of a
+    person who reaches into the window with one hand, it bounds the hand.
     """
-    clipped, keep = augment.clip_boxes(boxes, geometry.size)
+    clipped, keep = clip_boxes(boxes, geometry.size)
     is_cut = (clipped != boxes).any(axis=1)
     for number in np.flatnonzero(keep & is_cut).tolist() if outlines else []:
-        seen = _seen_box(outlines[number], geometry)
-        if seen is None:
+        visible = _visible_box(outlines[number], geometry)
+        if visible is None:
             keep[number] = False
             continue
-        clipped[number, :2] = np.maximum(clipped[number, :2], seen[:2])
-        clipped[number, 2:] = np.minimum(clipped[number, 2:], seen[2:])
-        keep[number] = bool((clipped[number, 2:] - clipped[number, :2] >= augment.MIN_CROPPED_SIDE_PX).all())
+        clipped[number, :2] = np.maximum(clipped[number, :2], visible[:2])
+        clipped[number, 2:] = np.minimum(clipped[number, 2:], visible[2:])
+        keep[number] = bool((clipped[number, 2:] - clipped[number, :2] >= MIN_CROPPED_SIDE_PX).all())
     return clipped[keep], np.flatnonzero(keep)
 
 
-def _seen_box(outline: _Outline, geometry: Geometry) -> Floats | None:
-    """Bounds, on the canvas, of the part of an outline inside the window; None if there is none."""
+def _visible_box(outline: _Outline, geometry: Geometry) -> Floats | None:
+    """Bounds, in pixels of the canvas, of the part of an outline inside the window; None if it is outside."""
     if outline.edges is None:
-        moved = [augment.move_points(polygon, geometry) for polygon in outline.polygons]
-        inside = np.concatenate([augment.clip_polygon(polygon, geometry.size) for polygon in moved])
+        moved = [move_points(polygon, geometry) for polygon in outline.polygons]
+        inside = np.concatenate([clip_polygon(polygon, geometry.size) for polygon in moved])
         return np.concatenate([inside.min(axis=0), inside.max(axis=0)]).astype(np.float32) if len(inside) else None
     if outline.bitmap is None:
         return None
@@ -205,4 +193,4 @@ def _seen_box(outline: _Outline, geometry: Geometry) -> Floats | None:
         return None
     top, left = start + outline.corner
     corners = np.array([[columns.min() + left, rows.min() + top, columns.max() + left + 1, rows.max() + top + 1]])
-    return np.asarray(augment.move_boxes(corners, geometry)[0], np.float32)
+    return np.asarray(move_boxes(corners, geometry)[0], np.float32)

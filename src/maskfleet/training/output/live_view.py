@@ -1,4 +1,4 @@
-"""The live view of a run in a terminal; without a terminal, the lines of the log say it all."""
+"""The live view of a run in a terminal; without a terminal, the log has the same information."""
 
 from __future__ import annotations
 
@@ -19,21 +19,28 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from maskfleet.log import IS_METRICS, console_replaced, duration_text, logger
-from maskfleet.training.output.metrics import TOTAL
+from maskfleet.log import IS_METRICS, console_replaced, duration_text
+from maskfleet.training.output.metrics import (
+    DATA_WAIT_S,
+    EPOCH,
+    IMAGES_PER_S,
+    LEARNING_RATE,
+    MEMORY_MIB,
+    TOTAL_LOSS,
+)
 
 REFRESHES_PER_S = 4
-WIDE = 100  # columns from which on facts stand beside the losses instead of below
+WIDE = 100  # columns; narrower terminals show the facts below the losses instead of beside them
 SPARK_WIDTH = 24
 SPARKS = "▁▂▃▄▅▆▇█"
-RATE_WINDOW_S = 60.0  # the time left goes by the speed of the last minute
+RATE_WINDOW_S = 60.0  # the time left is estimated from the speed of the last minute
 KINDS = {"box AP": "mAP(bbox)", "mask AP": "mAP(segm)"}
 
 
-class View:
-    """What a run is doing, redrawn a few times a second by its own thread while the `with` block lasts.
+class LiveView:
+    """What a run is doing, redrawn a few times per second by a thread while the `with` block runs.
 
-    `enabled` None means: if standard error is a terminal. Not enabled, a view does nothing but pass messages on.
+    `enabled` None means: if standard error is a terminal. A disabled view shows nothing.
     """
 
     def __init__(
@@ -53,14 +60,14 @@ class View:
         self._step = start_step
         self._title = title
         self._clock = clock
-        self._samples: deque[tuple[float, int]] = deque()  # (moment, step) of the last minute
+        self._samples: deque[tuple[float, int]] = deque()  # (time, step) of the last minute
         self._values: dict[str, float] = {}
-        self._measured: tuple[float, int] = (math.nan, start_step)  # moment and step of the newest metrics
-        self._step_s = math.nan  # time of one step, on average, before the newest metrics
+        self._measured: tuple[float, int] = (math.nan, start_step)  # time and step of the newest metrics
+        self._step_s = math.nan  # average time per step before the newest metrics
         self._history: dict[str, list[float]] = {}  # of each loss term
         self._scores: dict[str, float] = {}
         self._best: dict[str, tuple[float, int]] = {}  # AP and step, by kind
-        self._saved: tuple[int, float] | None = None  # step and moment of the newest checkpoint
+        self._saved: tuple[int, float] | None = None  # step and time of the newest checkpoint
         self._doing = ""
         self._open = ExitStack()
 
@@ -68,7 +75,7 @@ class View:
         self._measured = (self._clock(), self._step)
         self._samples.append(self._measured)
         if self.enabled:
-            self._open.enter_context(console_replaced(_Above(self._console)))
+            self._open.enter_context(console_replaced(_AboveDisplay(self._console)))
             self._open.enter_context(
                 Live(get_renderable=self.render, console=self._console, refresh_per_second=REFRESHES_PER_S)
             )
@@ -80,7 +87,7 @@ class View:
         self._open.close()
 
     def step(self, step: int) -> None:
-        """Step `step` is done; costs next to nothing."""
+        """Step `step` is done; cheap enough to call after every step."""
         self._step = step
         now = self._clock()
         if now - self._samples[-1][0] >= 1.0:
@@ -89,7 +96,7 @@ class View:
                 self._samples.popleft()
 
     def metrics(self, values: Mapping[str, float]) -> None:
-        """Show what `Metrics.write` gave back."""
+        """Show what `Metrics.write` returned."""
         since, step = self._measured
         self._measured = (self._clock(), self._step)
         self._step_s = (self._measured[0] - since) / max(self._step - step, 1)
@@ -98,8 +105,8 @@ class View:
         self._values = dict(values)
 
     def evaluation(self, scores: Mapping[str, float], *, step: int | None = None) -> None:
-        """Show the scores of an evaluation, by the names of the log, after `step` or else the current one."""
-        self._measured = (self._clock(), self._step)  # what an evaluation takes is not the next step's time
+        """Show the scores of an evaluation, by metric name, after `step` or by default the current step."""
+        self._measured = (self._clock(), self._step)  # the next step's time does not include the evaluation
         self._scores = dict(scores)
         for kind, name in KINDS.items():
             ap = scores.get(f"{name}/IoU=0.5:0.95", -1.0)
@@ -111,15 +118,11 @@ class View:
         self._saved = (step, self._clock())
 
     def doing(self, what: str) -> None:
-        """Show what takes the time between two steps, such as an evaluation; empty when it is over."""
+        """Show what happens between two steps, such as an evaluation; pass "" when it is over."""
         self._doing = what
 
-    def message(self, text: str) -> None:
-        """Say `text` above the display and in the log."""
-        logger.info("%s", text)
-
     def render(self) -> RenderableType:
-        """The display as it stands."""
+        """The current display."""
         body: list[RenderableType] = [self._progress(), Text()]
         if self._console.width >= WIDE:
             sides = Table.grid(expand=True, padding=(0, 2))
@@ -149,7 +152,7 @@ class View:
         (start, first), (_, last) = self._samples[0], self._samples[-1]
         if last == first:
             return "measuring speed"
-        # To now, not to the last sample: while steps are slow to come, the time left grows instead of standing still.
+        # Up to now, not to the last sample: if a step takes long, the time left increases instead of freezing.
         steps_per_s = (last - first) / (self._clock() - start)
         return f"{duration_text((self._total_steps - self._step) / steps_per_s)} left"
 
@@ -160,10 +163,10 @@ class View:
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True)
         if not self._values:
-            table.add_row(Text("losses follow with the first metrics", "dim"))
+            table.add_row(Text("waiting for the first metrics", "dim"))
         for name in _loss_names(self._values):
             history = self._history[name]
-            style = "bold" if name == TOTAL else ""
+            style = "bold" if name == TOTAL_LOSS else ""
             value = Text(f"{self._values[name]:.4f}", style if math.isfinite(self._values[name]) else "bold red")
             table.add_row(Text(name, style), value, Text(sparkline(history, SPARK_WIDTH), "cyan"), trend(history))
         return table
@@ -175,25 +178,24 @@ class View:
         for name, text in self._speed_facts() + self._score_facts():
             table.add_row(name, text)
         if self._saved is not None:
-            step, moment = self._saved
-            table.add_row("checkpoint", f"step {step:,}, {duration_text(self._clock() - moment)} ago")
+            step, saved_at = self._saved
+            table.add_row("checkpoint", f"step {step:,}, {duration_text(self._clock() - saved_at)} ago")
         return table
 
     def _speed_facts(self) -> list[tuple[str, Text]]:
         values = self._values
         facts = []
-        if "epoch" in values:
-            facts.append(("epoch", Text(f"{values['epoch']:g}")))
-        if "learning_rate" in values:
-            facts.append(("learning rate", Text(f"{values['learning_rate']:.3g}")))
-        if "images_per_s" in values:
-            facts.append(("speed", Text(f"{values['images_per_s']:.1f} images/s")))
-        if "data_wait_s" in values and self._step_s > 0:
-            share = min(values["data_wait_s"] / self._step_s, 1.0)
+        if EPOCH in values:
+            facts.append(("epoch", Text(f"{values[EPOCH]:g}")))
+        if LEARNING_RATE in values:
+            facts.append(("learning rate", Text(f"{values[LEARNING_RATE]:.3g}")))
+        if IMAGES_PER_S in values:
+            facts.append(("speed", Text(f"{values[IMAGES_PER_S]:.1f} images/s")))
+        if DATA_WAIT_S in values and self._step_s > 0:
+            share = min(values[DATA_WAIT_S] / self._step_s, 1.0)
             facts.append(("waiting for data", Text(f"{share:.0%}", "yellow" if share > 0.1 else "")))
-        for name, label in (("memory_mib", "memory"), ("host_memory_mib", "host memory")):
-            if name in values:
-                facts.append((label, Text(_memory_text(values[name]))))
+        if MEMORY_MIB in values:
+            facts.append(("memory", Text(_memory_text(values[MEMORY_MIB]))))
         return facts
 
     def _score_facts(self) -> list[tuple[str, Text]]:
@@ -210,8 +212,8 @@ class View:
         return facts
 
 
-class _Above(logging.Handler):
-    """Prints log records above the display; metric lines are left to the file, for the display shows their content."""
+class _AboveDisplay(logging.Handler):
+    """Prints log records above the display, except metric lines, whose content the display shows."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -221,18 +223,18 @@ class _Above(logging.Handler):
         if getattr(record, IS_METRICS, False):
             return
         style = "bold red" if record.levelno >= logging.ERROR else "yellow" if record.levelno >= logging.WARNING else ""
-        moment = time.strftime("%H:%M:%S ", time.localtime(record.created))
-        self._console.print(Text.assemble((moment, "dim"), (self.format(record), style)))
+        stamp = time.strftime("%H:%M:%S ", time.localtime(record.created))
+        self._console.print(Text.assemble((stamp, "dim"), (self.format(record), style)))
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """`values` as at most `width` bars, each the mean of its stretch, from the lowest to the highest."""
-    known = [value for value in values if math.isfinite(value)]
-    columns = min(width, len(known))
+    """`values` as at most `width` bars, each the mean of consecutive values, scaled from lowest to highest."""
+    finite = [value for value in values if math.isfinite(value)]
+    columns = min(width, len(finite))
     if columns == 0:
         return ""
-    edges = [round(column * len(known) / columns) for column in range(columns + 1)]
-    means = [sum(known[start:stop]) / (stop - start) for start, stop in pairwise(edges)]
+    edges = [round(column * len(finite) / columns) for column in range(columns + 1)]
+    means = [sum(finite[start:stop]) / (stop - start) for start, stop in pairwise(edges)]
     low, high = min(means), max(means)
     if high <= low:
         return SPARKS[0] * columns
@@ -251,9 +253,9 @@ def trend(values: Sequence[float]) -> Text:
 
 
 def _loss_names(values: Mapping[str, float]) -> list[str]:
-    """The total and the terms of the loss; not the shares of single pyramid levels."""
+    """The total and the terms of the loss, without those of single pyramid levels."""
     terms = [name for name in values if name.endswith("_loss") and "/level" not in name]
-    return [TOTAL, *terms] if TOTAL in values else terms
+    return [TOTAL_LOSS, *terms] if TOTAL_LOSS in values else terms
 
 
 def _score_text(score: float) -> str:

@@ -1,15 +1,16 @@
-"""What a run measures: summed on the device, read once per write, kept in metrics.jsonl, the log and TensorBoard.
+"""What a run measures: losses summed on the device and read once per log line, speed and memory of the host.
+
+Loss terms and other metrics of the network get their names where they are computed, in `model/`; evaluation scores in
+`evaluation/coco_eval.py`; everything else here. To add a metric of the run: a line in `HOST_METRICS` and a test.
 
 Shapes: L loss terms, M other metrics.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +20,64 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from maskfleet.errors import TrainingError
-from maskfleet.log import log_metrics, logger, number_text
-from maskfleet.system.files import write_atomically
-from maskfleet.training.output.tensorboard import TensorBoard
+from maskfleet.training.output.sinks import METRICS_FILE, Measurement, Sink, parsed_line
 
-FILE = "metrics.jsonl"
-_ONLY_ON_FILE = re.compile(r"/level\d|/num_roi_level|^sample_fast_rcnn_targets/")  # too much of it for a line
-TOTAL = "total_cost"
+MIB = 2**20
+
+EPOCH, RANKS, TOTAL_LOSS = "epoch", "ranks", "total_cost"
+LEARNING_RATE, IMAGES_PER_S = "learning_rate", "images_per_s"
+DATA_WAIT_S, MEMORY_MIB = "data_wait_s", "memory_mib"
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The steps since the last log line, as the host saw them."""
+
+    lr: float
+    steps: int
+    images: int  # of all ranks
+    elapsed_s: float
+    data_wait_s: float  # of all steps together
+    device: torch.device
+
+
+HOST_METRICS: dict[str, Callable[[Interval], float]] = {
+    LEARNING_RATE: lambda interval: interval.lr,
+    IMAGES_PER_S: lambda interval: round(interval.images / interval.elapsed_s, 3),
+    DATA_WAIT_S: lambda interval: round(interval.data_wait_s / interval.steps, 6),  # per step
+    MEMORY_MIB: lambda interval: round(peak_memory_mib(interval.device), 1),
+}
+
+
+def host_metrics(interval: Interval) -> dict[str, float]:
+    """All of `HOST_METRICS`, by name."""
+    return {name: measure(interval) for name, measure in HOST_METRICS.items()}
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """Peak memory so far: of the GPU, or of this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / MIB
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts in KiB
 
 
 class Metrics:
-    """The measurements of a run so far, and where they go.
+    """Sums of the loss terms since the last log line, and the sinks that all measurements go to.
 
-    Every rank has one and calls the same methods; only the chief's touches files. `mean_over_ranks` takes a float64
-    vector on the host and returns its mean over the ranks; without it each rank's numbers are its own.
+    Every rank has one and calls the same methods; only rank 0 has sinks. `mean_over_ranks` takes a float64 vector on
+    the host and returns its mean over the ranks; without it each rank's numbers are its own.
     """
 
     def __init__(
         self,
-        run_dir: Path,
+        sinks: Sequence[Sink],
         *,
-        is_chief: bool,
-        tensorboard: bool = True,
         mean_over_ranks: Callable[[Tensor], Tensor] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._path = run_dir / FILE
-        self._board_folder = run_dir / "tensorboard"
-        self._is_chief = is_chief
-        self._wants_board = tensorboard and is_chief
-        self._board: TensorBoard | None = None
-        self._purge_step: int | None = None
+        self._sinks = sinks
         self._mean_over_ranks = mean_over_ranks
         self._clock = clock
         self._names: list[str] = []
@@ -57,7 +85,7 @@ class Metrics:
         self._count = 0
 
     def add(self, losses: Mapping[str, Tensor]) -> None:
-        """Add one step's loss terms, scalars; nothing is read back from the device."""
+        """Add the loss terms of one step, scalars; nothing is read back from the device."""
         values = torch.stack([loss.detach() for loss in losses.values()]).double()  # [L]
         if self._sums is None:
             self._names, self._sums = list(losses), values
@@ -71,54 +99,26 @@ class Metrics:
         step: int,
         *,
         epoch: int,
-        lr: float,
-        images_per_s: float,
-        data_wait_s: float,
-        memory_mib: float,
+        host: Mapping[str, float],
+        network: Mapping[str, Tensor] | None = None,
         extra: Mapping[str, float] | None = None,
-        metrics: Mapping[str, Tensor] | None = None,
     ) -> dict[str, float]:
-        """Write down the mean of each loss term since the last write, their sum `total_cost`, and the rest.
+        """Write the mean of each loss term since the last write, their sum `total_cost`, and the given metrics.
 
-        This is the one time that the host waits for the device. `data_wait_s` is of one step, on average. The answer
-        holds what was written.
+        `host` comes from `host_metrics`, `network` from the step. This is the only time that the host waits for the
+        device. Returns what was written.
         """
-        means = self._read_means(metrics or {})
-        values: dict[str, float] = {"step": step, "epoch": epoch, "learning_rate": lr}
-        values |= {"images_per_s": round(images_per_s, 3), "data_wait_s": round(data_wait_s, 6)}
-        values |= {"memory_mib": round(memory_mib, 1), **means, **(extra or {})}
-        self._record(values)
+        values = {EPOCH: epoch, **host, **self._read_means(network or {}), **(extra or {})}
+        self._send(step, values=values)
         return values
 
     def write_eval(self, step: int, epoch: int, scores: Mapping[str, float]) -> None:
-        """Write down the scores of an evaluation after `step`, all on one line."""
-        self._record({"step": step, "epoch": epoch, **scores}, prefix="evaluation  ")
+        """Write the scores of an evaluation after `step`, all on one line."""
+        self._send(step, values={EPOCH: epoch, **scores}, is_evaluation=True)
 
-    def write_images(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:
-        """Show `image` [H, W, 3] BGR in TensorBoard."""
-        if self._wants_board:
-            self._open_board().image(step, tag, image, at=self._clock())
-
-    def truncate_after(self, step: int) -> None:
-        """Forget what was written after `step`, because the run goes on from there; 0 to begin anew.
-
-        A line that a kill cut short goes too. TensorBoard is told to hide what it has of later steps.
-        """
-        if not self._is_chief:
-            return
-        if self._board_folder.exists():
-            self._purge_step = step + 1
-        if self._path.exists():
-            lines = self._path.read_bytes().splitlines(keepends=True)
-            kept = [line.rstrip(b"\n") + b"\n" for line in lines if _step_of(line) <= step]
-            if kept != lines:
-                _replace(self._path, b"".join(kept))
-                logger.info(
-                    "dropped %d lines from the end of %s: the run goes on at step %d",
-                    len(lines) - len(kept),
-                    FILE,
-                    step,
-                )
+    def write_picture(self, step: int, tag: str, picture: NDArray[np.uint8]) -> None:
+        """Send `picture` [H, W, 3] BGR to the sinks that show pictures."""
+        self._send(step, pictures={tag: picture})
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's sums since the last write: names, a float64 tensor and a count."""
@@ -126,61 +126,50 @@ class Metrics:
         return {"names": list(self._names), "sums": sums, "count": self._count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`, so that the next write has the same digits as if there had been no interruption.
+        """Restore `state`, so that the next write has the same digits as without an interruption.
 
-        The sums may also be a list of numbers, as a checkpoint in JSON keeps them to the last bit.
+        The sums may also be a list of numbers, as the JSON of a checkpoint stores them to the last bit.
         """
         self._names, self._count = list(state["names"]), int(state["count"])
         self._sums = torch.as_tensor(state["sums"], dtype=torch.float64).clone() if self._count else None
 
     def close(self) -> None:
-        """Finish what TensorBoard's thread has still to write."""
-        if self._board is not None:
-            self._board.close()
-            self._board = None
+        """Close all sinks."""
+        for sink in self._sinks:
+            sink.close()
 
-    def _read_means(self, metrics: Mapping[str, Tensor]) -> dict[str, float]:
-        """Means of the loss terms over steps, then `metrics`, by name and over ranks; the sums start afresh."""
+    def _read_means(self, network: Mapping[str, Tensor]) -> dict[str, float]:
+        """Means of the loss terms over steps, then `network`, all averaged over the ranks; resets the sums."""
         parts = []
         if self._sums is not None:
             parts.append(self._sums / self._count)  # [L]
-        if metrics:
-            parts.append(torch.stack([value.detach().double() for value in metrics.values()]))  # [M]
+        if network:
+            parts.append(torch.stack([value.detach().double() for value in network.values()]))  # [M]
         names, num_losses = self._names, 0 if self._sums is None else len(self._names)
         self._names, self._sums, self._count = [], None, 0
         if not parts:
             return {}
-        device = parts[-1].device  # sums that come from a checkpoint are still on the host
+        device = parts[-1].device  # sums from a checkpoint are still on the host
         vector = torch.cat([part.to(device) for part in parts]).cpu()  # [L + M]
         if self._mean_over_ranks is not None:
             vector = self._mean_over_ranks(vector)
         numbers: list[float] = vector.tolist()
-        means = {TOTAL: _rounded(sum(numbers[:num_losses]))} if num_losses else {}
-        return means | {name: _rounded(number) for name, number in zip([*names, *metrics], numbers, strict=True)}
+        means = {TOTAL_LOSS: _rounded(sum(numbers[:num_losses]))} if num_losses else {}
+        return means | {name: _rounded(number) for name, number in zip([*names, *network], numbers, strict=True)}
 
-    def _record(self, values: Mapping[str, float], *, prefix: str = "") -> None:
-        if not self._is_chief:
-            return
-        now = round(self._clock(), 3)
-        _append(self._path, _json_line({**values, "time": now}))
-        log_metrics(values, prefix=prefix)
-        if self._wants_board:
-            shown = {name: value for name, value in values.items() if name != "step"}
-            self._open_board().scalars(int(values["step"]), shown, at=now)
-
-    def _open_board(self) -> TensorBoard:
-        if self._board is None:
-            self._board = TensorBoard(self._board_folder, purge_step=self._purge_step)
-        return self._board
+    def _send(self, step: int, **content: Any) -> None:
+        measurement = Measurement(step, round(self._clock(), 3), **content)
+        for sink in self._sinks:
+            sink.write(measurement)
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, float]]:
-    """The lines of RUN_DIR/metrics.jsonl, oldest first; none if there is no file, and none for a line cut short."""
-    path = run_dir / FILE
+    """The lines of RUN_DIR/metrics.jsonl, oldest first; empty without the file. Incomplete lines are left out."""
+    path = run_dir / METRICS_FILE
     if not path.exists():
         return []
     try:
-        records = [_parsed(line) for line in path.read_bytes().splitlines()]
+        records = [parsed_line(line) for line in path.read_bytes().splitlines()]
     except OSError as error:
         raise TrainingError(
             f"cannot read {path}: {error.strerror}", remedy="check that you may read the run directory"
@@ -189,53 +178,5 @@ def read_metrics(run_dir: Path) -> list[dict[str, float]]:
 
 
 def _rounded(number: float) -> float:
-    """`number` to nine digits: as many as tell any two float32 values apart, and no more to read than that."""
+    """`number` to nine digits: enough to tell any two float32 values apart."""
     return float(f"{number:.9g}")
-
-
-def _json_line(record: Mapping[str, float]) -> bytes:
-    """`record` as strict JSON, which has no NaN: what is not finite becomes null."""
-    fields = (
-        f"{json.dumps(name)}: {number_text(value) if math.isfinite(value) else 'null'}"
-        for name, value in record.items()
-    )
-    return f"{{{', '.join(fields)}}}\n".encode()
-
-
-def _parsed(line: bytes) -> dict[str, float] | None:
-    """The record of a line, with NaN for null; None if the line is not a record."""
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-        return None
-    return {name: math.nan if value is None else value for name, value in record.items()}
-
-
-def _step_of(line: bytes) -> float:
-    record = _parsed(line)
-    return math.inf if record is None else record["step"]
-
-
-def _append(path: Path, line: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            file.write(line)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-
-
-def _replace(path: Path, content: bytes) -> None:
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-
-
-def _cannot_write(path: Path, error: OSError) -> TrainingError:
-    return TrainingError(
-        f"cannot write {path}: {error.strerror}",
-        remedy="make room or give yourself write access there, then start the same command again to continue",
-    )

@@ -1,4 +1,4 @@
-"""What a run shows people: its predictions as pictures, and the report at its end."""
+"""Pictures of predictions, and the final report of a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TILE_PX = 420  # side of a picture in the report and in TensorBoard
 def sample_pictures(
     model: MaskRCNN, ema: Ema | None, store: AnnotationStore, config: RunConfig, device: torch.device, *, count: int
 ) -> list[tuple[str, NDArray[np.uint8]]]:
-    """Some images of `store`, the same at every call: annotations at the left, detections at the right."""
+    """Some images of `store`, the same ones in every call: annotations on the left, detections on the right."""
     chosen = images_with_objects(store)
     chosen = chosen[np.linspace(0, len(chosen) - 1, min(count, len(chosen))).astype(int)] if len(chosen) else chosen
     categories = tuple((category.id, category.name) for category in store.categories)
@@ -64,7 +64,7 @@ def write_run_report(
     device: torch.device,
     images_per_step: int,
 ) -> Path:
-    """RUN_DIR/report.html."""
+    """Write RUN_DIR/report.html; returns its path."""
     return write_report(
         run_dir,
         metrics=read_metrics(run_dir),

@@ -1,4 +1,4 @@
-"""Batches copied to fixed places, so that a recorded CUDA graph finds the next one where it found the last.
+"""Static buffers for batches: a CUDA graph reads every batch from the same addresses.
 
 Shapes: B images, G objects, C crowd regions, E edges (all padded).
 """
@@ -15,26 +15,26 @@ from maskfleet.batch import Batch, Images, Outlines, Targets
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Room for ground truth; padding costs little, growing costs a new recording."""
+    """Size of the buffers for ground truth; padding costs little, growing costs a new graph capture."""
 
-    objects: int = 128  # COCO has images with 93
-    crowds: int = 0
-    edges: int = 16384  # an image
-    parts: int = 32  # an instance: as many as the mask kernel tells apart in one pass
+    objects: int = 128  # per image; COCO has images with 93
+    crowds: int = 0  # per image
+    edges: int = 16384  # per image
+    parts: int = 32  # per instance: as many as the mask kernel distinguishes in one pass
 
-    def with_room_for(self, targets: Targets) -> Capacity:
-        """This capacity, doubled where `targets` do not fit."""
+    def grown_for(self, targets: Targets) -> Capacity:
+        """This capacity, increased to a power of two where `targets` do not fit."""
         outlines = targets.outlines
         return Capacity(
-            objects=_doubled(self.objects, targets.boxes.shape[1]),
-            crowds=_doubled(self.crowds, targets.crowd_boxes.shape[1]),
-            edges=_doubled(self.edges, 0 if outlines is None else outlines.edges.shape[1]),
-            parts=_doubled(self.parts, 0 if outlines is None else outlines.max_parts),
+            objects=_grown(self.objects, targets.boxes.shape[1]),
+            crowds=_grown(self.crowds, targets.crowd_boxes.shape[1]),
+            edges=_grown(self.edges, 0 if outlines is None else outlines.edges.shape[1]),
+            parts=_grown(self.parts, 0 if outlines is None else outlines.max_parts),
         )
 
 
-def empty_batch(example: Batch, capacity: Capacity) -> Batch:
-    """A batch of images like those of `example`, with room for ground truth, in new memory."""
+def static_batch(example: Batch, capacity: Capacity) -> Batch:
+    """New buffers for batches with images of the shape of `example` and ground truth up to `capacity`."""
     device, count = example.images.pixels.device, example.num_images
 
     def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -62,37 +62,37 @@ def empty_batch(example: Batch, capacity: Capacity) -> Batch:
     return Batch(images, targets, torch.empty_like(example.seeds), torch.empty_like(example.image_ids))
 
 
-def fill(places: Batch, batch: Batch) -> None:
-    """Copy `batch` into `places`; room it leaves is zero, which is padding."""
+def copy_into(static: Batch, batch: Batch) -> None:
+    """Copy `batch` into the buffers `static`; what remains of them is zero, which is padding."""
     pairs = [
-        (places.images.pixels, batch.images.pixels),
-        (places.images.sizes, batch.images.sizes),
-        (places.seeds, batch.seeds),
-        (places.image_ids, batch.image_ids),
+        (static.images.pixels, batch.images.pixels),
+        (static.images.sizes, batch.images.sizes),
+        (static.seeds, batch.seeds),
+        (static.image_ids, batch.image_ids),
     ]
-    truth, given = places.targets, batch.targets
+    buffers, targets = static.targets, batch.targets
     padded = [
-        (truth.boxes, given.boxes),
-        (truth.labels, given.labels),
-        (truth.valid, given.valid),
-        (truth.crowd_boxes, given.crowd_boxes),
-        (truth.crowd_valid, given.crowd_valid),
+        (buffers.boxes, targets.boxes),
+        (buffers.labels, targets.labels),
+        (buffers.valid, targets.valid),
+        (buffers.crowd_boxes, targets.crowd_boxes),
+        (buffers.crowd_valid, targets.crowd_valid),
     ]
-    if truth.outlines is not None and given.outlines is not None:
+    if buffers.outlines is not None and targets.outlines is not None:
         # Edges beyond an instance's count are never read, so nothing needs to be cleared there.
-        num_edges = given.outlines.edges.shape[1]
+        num_edges = targets.outlines.edges.shape[1]
         pairs += [
-            (truth.outlines.edges[:, :num_edges], given.outlines.edges),
-            (truth.outlines.part[:, :num_edges], given.outlines.part),
+            (buffers.outlines.edges[:, :num_edges], targets.outlines.edges),
+            (buffers.outlines.part[:, :num_edges], targets.outlines.part),
         ]
-        padded += [(truth.outlines.start, given.outlines.start), (truth.outlines.count, given.outlines.count)]
-    for place, value in padded:
-        place[:, value.shape[1] :].zero_()
-        pairs.append((place[:, : value.shape[1]], value))
-    for place, value in pairs:
-        place.copy_(value, non_blocking=True)
+        padded += [(buffers.outlines.start, targets.outlines.start), (buffers.outlines.count, targets.outlines.count)]
+    for buffer, value in padded:
+        buffer[:, value.shape[1] :].zero_()
+        pairs.append((buffer[:, : value.shape[1]], value))
+    for buffer, value in pairs:
+        buffer.copy_(value, non_blocking=True)
 
 
-def _doubled(room: int, wanted: int) -> int:
-    """`room`, or the first power of two above it that holds `wanted`."""
-    return room if wanted <= room else 1 << (wanted - 1).bit_length()
+def _grown(capacity: int, needed: int) -> int:
+    """`capacity` if it is enough, else the next power of two that is."""
+    return capacity if needed <= capacity else 1 << (needed - 1).bit_length()

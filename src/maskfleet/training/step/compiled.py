@@ -1,7 +1,7 @@
-"""The training step, compiled and recorded as a CUDA graph: one launch a step, and no word from the GPU in between.
+"""The training step, compiled and captured as a CUDA graph: one launch per step, with no synchronisation in between.
 
-A graph holds forward, backward and update for one shape of images. Whatever changes from step to step lies in fixed
-places: the batch, the learning rate, and a flag that turns the update off once a loss is not finite.
+A graph holds forward, backward and update for one shape of images. Whatever changes from step to step is in static
+buffers: the batch, the learning rate, and a flag that disables the update once a loss is not finite.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from torch import Tensor
 from maskfleet.batch import Batch
 from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.ops.triton import TRITON_IS_INSTALLED
-from maskfleet.training.step.buffers import Capacity, empty_batch, fill
-from maskfleet.training.step.eager import Scalars, StepRunner, _refuse_nonfinite
+from maskfleet.training.step.buffers import Capacity, copy_into, static_batch
+from maskfleet.training.step.eager import Scalars, StepRunner, raise_if_nonfinite
 from maskfleet.training.step.precision import Precision
 from maskfleet.training.step.update import Update
 
 logger = logging.getLogger(__name__)
 
-MAX_SHAPES = 8  # of images; each is compiled by itself
-MAX_COMPILATIONS = 64  # torch's own limit, of 8, is also used up by ground truth that outgrows its room
-WARM_UPS = 2  # passes before recording: the first compiles, the second finds everything loaded
+MAX_SHAPES = 8  # of images; each is compiled separately
+MAX_COMPILATIONS = 64  # torch's default of 8 also counts recompilations for larger ground truth
+WARM_UPS = 2  # passes before the capture: the first compiles, in the second all kernels are loaded
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -47,8 +47,8 @@ def make_step_runner(
     steps_per_update: int,
     world_size: int,
 ) -> StepRunner | CompiledStepRunner:
-    """The compiled step if `compile` asks for it and it can be had here, else the eager one."""
-    reason = _obstacle(model, precision, world_size) if compile else ""
+    """The compiled step if `compile` asks for it and this machine and model support it, else the eager one."""
+    reason = _why_not_compiled(model, precision, world_size) if compile else ""
     if reason:
         logger.warning("the step is not compiled: %s", reason)
     runner = CompiledStepRunner if compile and not reason else StepRunner
@@ -63,17 +63,17 @@ def make_step_runner(
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class CapturedStep:
     """The step for one shape of images."""
 
-    places: Batch  # where the graph reads the batch
-    graph: torch.cuda.CUDAGraph  # forward and backward; and the update, where nothing comes between
-    losses: Scalars  # where the graph leaves the losses
+    batch: Batch  # static buffers from which the graph reads
+    graph: torch.cuda.CUDAGraph  # forward and backward, and the update unless it is separate
+    losses: Scalars  # static buffers to which the graph writes
     metrics: Scalars
 
 
 class CompiledStepRunner:
-    """As `StepRunner`, compiled. It reads from the GPU only in steps `with_metrics`, and there refuses a bad loss."""
+    """`StepRunner`, compiled. It reads from the GPU only in steps `with_metrics`, and only these check the losses."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class CompiledStepRunner:
         self.precision = precision
         self.steps_per_update = steps_per_update
         self.world_size = world_size
-        self._eager: StepRunner | None = None  # what takes over when compiling fails
+        self._eager: StepRunner | None = None  # used once compiling has failed
         self._make_eager = partial(
             StepRunner,
             model,
@@ -110,128 +110,128 @@ class CompiledStepRunner:
             model.losses_and_metrics, fullgraph=True, dynamic=False
         )
         self._capacity = Capacity()
-        self._recordings: dict[tuple[int, ...], Recording] = {}
-        self._pool: Any = None  # of memory, shared by all recordings
+        self._captured: dict[tuple[int, ...], CapturedStep] = {}
+        self._pool: Any = None  # of memory, shared by all graphs
 
     def step(self, batch: Batch, *, lr: float, update: bool, with_metrics: bool) -> tuple[Scalars, Scalars]:
-        """Losses and metrics of `batch`; with `update`, the weights move by all gradients since the last update."""
-        recording = self._recording(batch) if self._eager is None else None
-        if recording is None:
+        """Losses and metrics of `batch`; with `update`, the weights are updated by all gradients since the last one."""
+        captured = self._captured_step(batch) if self._eager is None else None
+        if captured is None:
             assert self._eager is not None
             return self._eager.step(batch, lr=lr, update=update, with_metrics=with_metrics)
-        fill(recording.places, batch)
+        copy_into(captured.batch, batch)
         self._update.lr.fill_(lr)
-        recording.graph.replay()
-        if update and self._updates_apart:
-            self._update_apart()
-        losses = {name: value.clone() for name, value in recording.losses.items()}
+        captured.graph.replay()
+        if update and self._has_separate_update:
+            self._separate_update()
+        losses = {name: value.clone() for name, value in captured.losses.items()}
         if not with_metrics:
             return losses, {}
-        if self._update.is_stuck():
+        if self._update.is_blocked():
             assert self._update.image_ids is not None
             # A gradient may overflow where the loss does not.
             total = self._update.total if not self._update.total.isfinite() else torch.tensor(torch.nan)
-            _refuse_nonfinite(total, losses, dataclasses.replace(batch, image_ids=self._update.image_ids))
-        return losses, {name: value.clone() for name, value in recording.metrics.items()}
+            raise_if_nonfinite(total, losses, dataclasses.replace(batch, image_ids=self._update.image_ids))
+        return losses, {name: value.clone() for name, value in captured.metrics.items()}
 
     @property
     def is_compiled(self) -> bool:
-        """Whether a recorded step has been used, and none has failed to compile."""
-        return self._eager is None and bool(self._recordings)
+        """Whether a captured step has been used, and none has failed to compile."""
+        return self._eager is None and bool(self._captured)
 
     @property
-    def _updates_apart(self) -> bool:
-        """Whether gradients are added up or exchanged first, so that the update is not in the graph of a step."""
+    def _has_separate_update(self) -> bool:
+        """Whether gradients are accumulated or reduced first, so that the update is not in the graph of a step."""
         return self.steps_per_update > 1 or self.world_size > 1
 
-    def _update_apart(self) -> None:
+    def _separate_update(self) -> None:
         if self.world_size > 1:
             dist.all_reduce(self._update.gradient_sum, op=dist.ReduceOp.AVG)
         self._update.apply()
         self._update.gradient_sum.zero_()
 
-    def _recording(self, batch: Batch) -> Recording | None:
-        """The recorded step for batches like this one; None, and from now on the eager step, if there can be none."""
-        capacity = self._capacity.with_room_for(batch.targets)
+    def _captured_step(self, batch: Batch) -> CapturedStep | None:
+        """The captured step for batches of this shape; None if it cannot be compiled: from then on steps are eager."""
+        capacity = self._capacity.grown_for(batch.targets)
         if capacity != self._capacity:
             self._capacity = capacity
-            self._recordings.clear()
+            self._captured.clear()
             self._pool = None
         key = tuple(batch.images.pixels.shape)
-        if key in self._recordings:
-            return self._recordings[key]
-        if len(self._recordings) == MAX_SHAPES:
-            self._give_up(f"images come in more than {MAX_SHAPES} shapes; data.buckets=orientation makes it two")
+        if key in self._captured:
+            return self._captured[key]
+        if len(self._captured) == MAX_SHAPES:
+            self._give_up(f"images have more than {MAX_SHAPES} shapes; data.buckets=orientation reduces them to two")
             return None
         started_at = time.monotonic()
-        logger.info("compiling the step for images of %d x %d: a minute or two, less from the second run on", *key[2:])
+        logger.info("compiling the step for images of %d x %d: a minute or two, less in later runs", *key[2:])
         try:
-            with _searching_algorithms():
-                self._recordings[key] = self._recorded(batch)
+            with _cudnn_benchmark():
+                self._captured[key] = self._capture(batch)
         except Exception as error:
-            # Compilers fail in too many ways to name, and a run that is slow is worth more than none.
+            # Compilers fail in too many ways to list, and a slow run is better than none.
             self._give_up(_first_lines(error))
             return None
-        logger.info("the step is compiled and recorded, after %.0f s", time.monotonic() - started_at)
-        return self._recordings[key]
+        logger.info("compiled and captured the step in %.0f s", time.monotonic() - started_at)
+        return self._captured[key]
 
     def _give_up(self, reason: str) -> None:
-        logger.warning("the step cannot be compiled, the run goes on eagerly and slower: %s", reason)
+        logger.warning("the step cannot be compiled, the run continues eagerly and slower: %s", reason)
         self._update.drop_gradients()
-        if self._updates_apart:
-            self._update.add_up_gradients()  # go on from what earlier steps added up
+        if self._has_separate_update:
+            self._update.accumulate_gradients()  # continue with what earlier steps accumulated
         self._eager = self._make_eager()
 
-    def _recorded(self, batch: Batch) -> Recording:
-        places = empty_batch(batch, self._capacity)
-        fill(places, batch)
+    def _capture(self, batch: Batch) -> CapturedStep:
+        static = static_batch(batch, self._capacity)
+        copy_into(static, batch)
         buffers = {name: value.clone() for name, value in self.model.named_buffers()}
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
-        gradients, noted = self._gradients_apart(), self._update.noted()
+        gradients, state = self._accumulated_gradients(), self._update.state()
         with torch.cuda.stream(stream):
             for _ in range(WARM_UPS):
                 self._update.drop_gradients()
-                self._learn(places)
-                self._update.rehearse()
+                self._forward_backward(static)
+                self._update.dry_run()
         torch.cuda.current_stream().wait_stream(stream)
-        self._update.note(noted)
+        self._update.restore(state)
         for name, value in self.model.named_buffers():
             value.copy_(buffers[name])
         self._update.drop_gradients()
-        if self._updates_apart:
-            self._update.add_up_gradients()
+        if self._has_separate_update:
+            self._update.accumulate_gradients()
             self._update.gradient_sum.copy_(gradients)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            losses, metrics = self._learn(places)
-            if not self._updates_apart:
+            losses, metrics = self._forward_backward(static)
+            if not self._has_separate_update:
                 self._update.apply()
         self._pool = graph.pool()
-        if not self._updates_apart:
+        if not self._has_separate_update:
             self._update.drop_gradients()
-        return Recording(places, graph, losses, metrics)
+        return CapturedStep(static, graph, losses, metrics)
 
-    def _gradients_apart(self) -> Tensor:
-        """What earlier steps added up towards the next update, which warming up must not disturb."""
-        if not self._updates_apart:
+    def _accumulated_gradients(self) -> Tensor:
+        """A copy of what earlier steps accumulated for the next update; the warm-up must not change it."""
+        if not self._has_separate_update:
             return torch.zeros(())
-        self._update.add_up_gradients()
+        self._update.accumulate_gradients()
         return self._update.gradient_sum.clone()
 
-    def _learn(self, places: Batch) -> tuple[Scalars, Scalars]:
-        """Losses, metrics, and gradients of `places`."""
+    def _forward_backward(self, batch: Batch) -> tuple[Scalars, Scalars]:
+        """Losses and metrics of `batch`; its gradients are left in the parameters."""
         with self.precision.autocast():
-            losses, metrics = self._compiled(places)
+            losses, metrics = self._compiled(batch)
         total = torch.stack(list(losses.values())).sum()
         (total / self.steps_per_update).backward()  # type: ignore[no-untyped-call]
-        self._update.watch(total.detach(), places.image_ids)
+        self._update.check_loss(total.detach(), batch.image_ids)
         return {name: value.detach() for name, value in losses.items()}, metrics
 
 
 @contextmanager
-def _searching_algorithms() -> Iterator[None]:
-    """Inside the block cuDNN tries its algorithms and keeps the fastest; elsewhere shapes change too often for that."""
+def _cudnn_benchmark() -> Iterator[None]:
+    """Let cuDNN try its algorithms and keep the fastest; elsewhere shapes change too often for that."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
@@ -241,13 +241,13 @@ def _searching_algorithms() -> Iterator[None]:
 
 
 def keep_compiled_code(env: MutableMapping[str, str]) -> None:
-    """Have compiled kernels outlive this process, in the user's cache unless the environment names a place."""
+    """Store compiled kernels for later processes, in the user's cache unless the environment names a folder."""
     cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     env.setdefault(CACHE_VARIABLE, str(cache / "maskfleet" / "compiled"))
 
 
-def _obstacle(model: MaskRCNN, precision: Precision, world_size: int) -> str:
-    """Why the step cannot be compiled here; empty if it can."""
+def _why_not_compiled(model: MaskRCNN, precision: Precision, world_size: int) -> str:
+    """Why the step cannot be compiled; empty if it can."""
     if precision.device.type != "cuda":
         return "that needs a GPU"
     if not TRITON_IS_INSTALLED:
@@ -255,7 +255,7 @@ def _obstacle(model: MaskRCNN, precision: Precision, world_size: int) -> str:
     if precision.name == "fp16":
         return "fp16 adjusts its loss scale on the host; bf16 needs none"
     if world_size > 1 and model.config.backbone.norm == "SyncBN":
-        return "SyncBN talks to the other ranks in the middle of the step"
+        return "SyncBN communicates with the other ranks in the middle of the step"
     return ""
 
 

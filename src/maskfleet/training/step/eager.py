@@ -1,4 +1,4 @@
-"""One training step, eagerly: forward, backward, and the update when it is due."""
+"""One training step in eager mode: forward, backward, and the update when it is due."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from maskfleet.training.step.precision import Precision
 
 Scalars = dict[str, Tensor]
 
-# torch 2.13 has another name for it.
+# torch 2.13 renamed the option.
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
-_BUFFERS_STAY: dict[str, Any] = {
+_NO_BUFFER_SYNC: dict[str, Any] = {
     "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers": False
 }
 
 
 class TrainStep(nn.Module):
-    """The model seen as a function of a batch, with or without metrics, so that DDP can wrap it."""
+    """The model as a function of a batch, with or without metrics, so that DDP can wrap it."""
 
     def __init__(self, model: MaskRCNN) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class TrainStep(nn.Module):
 
 
 class StepRunner:
-    """Moves the weights of one rank, in step with the others."""
+    """Trains the model on one rank, synchronised with the others."""
 
     def __init__(
         self,
@@ -65,17 +65,17 @@ class StepRunner:
                 self._module,
                 device_ids=[device] if device.type == "cuda" else None,
                 gradient_as_bucket_view=True,
-                **_BUFFERS_STAY,  # they are frozen, or reduced over the ranks by SyncBN itself
+                **_NO_BUFFER_SYNC,  # they are frozen, or SyncBN reduces them over the ranks itself
             )
 
     def step(self, batch: Batch, *, lr: float, update: bool, with_metrics: bool) -> tuple[Scalars, Scalars]:
-        """Losses and metrics of `batch`; with `update`, the weights move by all gradients since the last update."""
+        """Losses and metrics of `batch`; with `update`, the weights are updated by all gradients since the last one."""
         scaler = self.precision.scaler
-        with self._exchanging_gradients(update):
+        with self._gradient_sync(update):
             with self.precision.autocast():
                 losses, metrics = self._module(batch, with_metrics)
             total = torch.stack(list(losses.values())).sum()
-            _refuse_nonfinite(total, losses, batch)
+            raise_if_nonfinite(total, losses, batch)
             scaler.scale(total / self.steps_per_update).backward()  # type: ignore[no-untyped-call]
         if update:
             self._update(lr, batch)
@@ -85,8 +85,8 @@ class StepRunner:
         scaler = self.precision.scaler
         scaler.unscale_(self.optimizer)
         norm = gradient_norm(self._parameters)
-        if not scaler.is_enabled():  # fp16 overflows now and then, and its scaler skips the step
-            _refuse_nonfinite(norm, {"gradient norm": norm}, batch)
+        if not scaler.is_enabled():  # fp16 overflows occasionally, and its scaler skips the step
+            raise_if_nonfinite(norm, {"gradient norm": norm}, batch)
         if self.gradient_clip > 0:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self.gradient_clip, norm)
         set_lr(self.optimizer, lr)
@@ -95,8 +95,8 @@ class StepRunner:
         self.optimizer.zero_grad(set_to_none=True)
 
     @contextlib.contextmanager
-    def _exchanging_gradients(self, update: bool) -> Iterator[None]:
-        """Between updates DDP keeps the gradients to itself."""
+    def _gradient_sync(self, update: bool) -> Iterator[None]:
+        """DDP reduces gradients over the ranks only in steps that update the weights."""
         if update or not isinstance(self._module, DistributedDataParallel):
             yield
         else:
@@ -104,8 +104,8 @@ class StepRunner:
                 yield
 
 
-def _refuse_nonfinite(value: Tensor, terms: Scalars, batch: Batch) -> None:
-    """Stop before the weights are spoilt."""
+def raise_if_nonfinite(value: Tensor, terms: Scalars, batch: Batch) -> None:
+    """Raise TrainingError if `value` is not finite, before it corrupts the weights."""
     if bool(torch.isfinite(value)):
         return
     numbers = {name: float(term.detach()) for name, term in terms.items()}
@@ -113,6 +113,6 @@ def _refuse_nonfinite(value: Tensor, terms: Scalars, batch: Batch) -> None:
     images = ", ".join(str(image) for image in batch.image_ids.tolist())
     raise TrainingError(
         f"the loss is not a finite number ({bad or 'the sum overflows'}) on images {images}; the weights are unchanged",
-        remedy="look at these images with `maskfleet data inspect`; if they are fine, lower train.base_lr, lengthen "
+        remedy="check these images with `maskfleet data inspect`; if they are fine, lower train.base_lr, increase "
         "train.warmup_steps, or set train.gradient_clip",
     )

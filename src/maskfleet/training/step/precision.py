@@ -1,4 +1,4 @@
-"""Arithmetic of the step: fp32, bf16 or fp16."""
+"""Numeric precision of the step: fp32, bf16 or fp16."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How the forward pass computes, and the scaler that keeps fp16 gradients from vanishing."""
+    """The number format of the forward pass, and the scaler that keeps fp16 gradients from underflowing."""
 
     name: Literal["fp32", "bf16", "fp16"]
     device: torch.device

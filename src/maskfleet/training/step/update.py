@@ -1,4 +1,4 @@
-"""The update of the weights as a GPU does it by itself: no number is read back, and none is baked in."""
+"""The weight update as part of a CUDA graph: all of its inputs are on the GPU, and nothing is read back."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 
 class Update:
-    """Fused SGD whose learning rate, and whose permission to move anything, lie on the device.
+    """Fused SGD with the learning rate and a flag that blocks updates in device memory.
 
-    Once a loss or a gradient is not finite, no weight moves any more until the host asks `is_stuck` and stops the run.
+    Once a loss or a gradient is not finite, updates are blocked until the host calls `is_blocked` and stops the run.
     """
 
     def __init__(self, optimizer: torch.optim.SGD, *, gradient_clip: float) -> None:
@@ -18,53 +18,53 @@ class Update:
         self.parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
         device = self.parameters[0].device
         self.lr = torch.zeros((), device=device)
-        self.total = torch.zeros((), device=device)  # the loss, the last one that was allowed to move weights
+        self.total = torch.zeros((), device=device)  # the newest loss, or the one that blocked updates
         self.image_ids: Tensor | None = None  # [B] of that loss's batch
-        self._stuck = torch.zeros(1, device=device)  # 1.0 or 0.0, as the fused kernel wants it
-        self._sum: Tensor | None = None  # all gradients in one piece, where they are added up or exchanged
+        self._blocked = torch.zeros(1, device=device)  # 1.0 or 0.0, as the fused kernel expects it
+        self._sum: Tensor | None = None  # all gradients in one buffer, where they are accumulated or reduced
 
-    def watch(self, total: Tensor, image_ids: Tensor) -> None:
-        """Note the loss of a batch, unless an earlier one is being held for the host to see."""
+    def check_loss(self, total: Tensor, image_ids: Tensor) -> None:
+        """Record the loss of a batch and block updates if it is not finite; a loss that blocked them stays recorded."""
         if self.image_ids is None or self.image_ids.shape != image_ids.shape:
             self.image_ids = torch.zeros_like(image_ids)
-        free = self._stuck[0] == 0
-        self.total.copy_(torch.where(free, total, self.total))
-        self.image_ids.copy_(torch.where(free, image_ids, self.image_ids))
-        self._stuck.copy_(torch.where(torch.isfinite(self.total), self._stuck, 1.0))
+        is_free = self._blocked[0] == 0
+        self.total.copy_(torch.where(is_free, total, self.total))
+        self.image_ids.copy_(torch.where(is_free, image_ids, self.image_ids))
+        self._blocked.copy_(torch.where(torch.isfinite(self.total), self._blocked, 1.0))
 
     def apply(self) -> None:
-        """Move the weights by their gradients."""
+        """Update the weights by their gradients."""
         gradients = [_gradient(parameter) for parameter in self.parameters]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-        self._stuck.copy_(torch.where(torch.isfinite(norm), self._stuck, 1.0))
-        self._move(norm, self._stuck)
+        self._blocked.copy_(torch.where(torch.isfinite(norm), self._blocked, 1.0))
+        self._sgd(norm, self._blocked)
 
-    def rehearse(self) -> None:
-        """Do all that `apply` does but move nothing, so that every kernel is loaded before a recording."""
+    def dry_run(self) -> None:
+        """Run the kernels of `apply` without changing a weight, so that all are loaded before a graph capture."""
         gradients = [_gradient(parameter) for parameter in self.parameters]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-        self._move(norm, torch.ones_like(self._stuck))
+        self._sgd(norm, torch.ones_like(self._blocked))
 
-    def is_stuck(self) -> bool:
+    def is_blocked(self) -> bool:
         """Whether a loss or gradient was not finite; waits for the device."""
-        return bool(self._stuck.item() != 0)
+        return bool(self._blocked.item() != 0)
 
-    def noted(self) -> tuple[Tensor, Tensor]:
-        """What `watch` and `apply` have noted: the loss and whether weights may not move."""
-        return self.total.clone(), self._stuck.clone()
+    def state(self) -> tuple[Tensor, Tensor]:
+        """A copy of the recorded loss and of the flag that blocks updates."""
+        return self.total.clone(), self._blocked.clone()
 
-    def note(self, noted: tuple[Tensor, Tensor]) -> None:
-        """Go back to what was `noted` before a rehearsal."""
-        self.total.copy_(noted[0])
-        self._stuck.copy_(noted[1])
+    def restore(self, state: tuple[Tensor, Tensor]) -> None:
+        """Restore `state`, as it was before warm-up passes."""
+        self.total.copy_(state[0])
+        self._blocked.copy_(state[1])
 
     def drop_gradients(self) -> None:
-        """Have the next backward pass make new gradients instead of adding to the old ones."""
+        """Make the next backward pass allocate new gradients instead of adding to the old ones."""
         for parameter in self.parameters:
             parameter.grad = None
 
-    def add_up_gradients(self) -> None:
-        """Have backward passes add to zeros that lie in one piece of memory, which `gradient_sum` is."""
+    def accumulate_gradients(self) -> None:
+        """Make backward passes add to one contiguous buffer, `gradient_sum`, which is zero at first."""
         if self._sum is None:
             count = sum(parameter.numel() for parameter in self.parameters)
             self._sum = torch.zeros(count, device=self.parameters[0].device)
@@ -75,12 +75,12 @@ class Update:
 
     @property
     def gradient_sum(self) -> Tensor:
-        """All gradients [their number], as `add_up_gradients` laid them out."""
+        """All gradients in one vector, which `accumulate_gradients` allocated."""
         assert self._sum is not None
         return self._sum
 
-    def _move(self, norm: Tensor, forbidden: Tensor) -> None:
-        # The fused kernel divides gradients by this, as if it were a loss scale.
+    def _sgd(self, norm: Tensor, blocked: Tensor) -> None:
+        # The fused kernel divides gradients by this, like a loss scale.
         scale = (norm / self.gradient_clip).clamp(min=1).reshape(1) if self.gradient_clip > 0 else None
         for group in self.optimizer.param_groups:
             parameters: list[Tensor] = group["params"]
@@ -95,22 +95,22 @@ class Update:
                     dampening=0.0,
                     nesterov=False,
                     maximize=False,
-                    is_first_step=False,  # momentum of zero makes the first step like all others
+                    is_first_step=False,  # with momentum of zero the first step is like all others
                     grad_scale=scale,
-                    found_inf=forbidden,
+                    found_inf=blocked,
                 )
 
     def _momentum_of(self, parameter: Tensor) -> Tensor:
-        """The parameter's momentum, zero at first, in its own memory layout, as the fused kernel needs it."""
+        """The parameter's momentum, zero at first, in the parameter's memory layout, as the fused kernel requires."""
         buffer: Tensor | None = self.optimizer.state[parameter].get("momentum_buffer")
         if buffer is None or buffer.stride() != parameter.stride():
-            placed = torch.zeros_like(parameter, memory_format=torch.preserve_format, requires_grad=False)
+            same_layout = torch.zeros_like(parameter, memory_format=torch.preserve_format, requires_grad=False)
             if buffer is not None:
-                placed.copy_(buffer)
-            self.optimizer.state[parameter]["momentum_buffer"] = buffer = placed
+                same_layout.copy_(buffer)
+            self.optimizer.state[parameter]["momentum_buffer"] = buffer = same_layout
         return buffer
 
 
 def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None, "a trainable parameter had no part in the loss"
+    assert parameter.grad is not None, "a trainable parameter does not contribute to the loss"
     return parameter.grad
