@@ -6,7 +6,6 @@ picture unless they are said to be of the annotation file.
 
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,6 @@ from maskfleet.viz import Image, Mask, draw
 
 LONG_SIDE_PX = 640
 MAX_ZOOM = 3.0
-JPEG_QUALITY = 82
 MARGIN = 0.6  # how far beyond the image, as a share of its longer side, a misplaced box is followed
 MAX_MARKED = 12  # annotations with problems that are marked in one picture
 TAG_SCALE = 0.7  # legible when the page shows the picture at half its size
@@ -90,12 +88,6 @@ def draw_problem_sample(store: AnnotationStore, index: int, problems: Sequence[P
     for number in marked:
         _mark_annotation(canvas, view, instances, number, named[int(instances.ids[number])])
     return canvas
-
-
-def data_uri(image: Image) -> str:
-    """`image` as a JPEG inside a URI, so that a page needs no other file."""
-    content = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes()
-    return f"data:image/jpeg;base64,{base64.b64encode(content).decode('ascii')}"
 
 
 def _pixels(record: ImageRecord) -> Image | None:

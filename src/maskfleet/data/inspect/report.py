@@ -14,7 +14,7 @@ import numpy as np
 
 from maskfleet import __version__
 from maskfleet.data.checks.annotations import Problem, check_split
-from maskfleet.data.inspect.selection import Sample, choose_problem_samples, choose_samples
+from maskfleet.data.inspect.selection import SelectedImage, choose_problem_samples, choose_samples
 from maskfleet.data.inspect.statistics import (
     BucketUse,
     ClassCount,
@@ -71,8 +71,8 @@ class SplitReport:
     sizes: ImageSizes
     buckets: tuple[BucketUse, ...]
     problems: tuple[Problem, ...]
-    samples: tuple[Sample, ...]
-    problem_samples: tuple[Sample, ...]
+    samples: tuple[SelectedImage, ...]
+    problem_samples: tuple[SelectedImage, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SelectedImage:
     """An image to show, and why."""
 
     index: int  # in the store
@@ -29,14 +29,14 @@ class Sample:
 
 def choose_samples(
     store: AnnotationStore, table: ObjectTable, problems: Sequence[Problem], *, count: int
-) -> list[Sample]:
+) -> list[SelectedImage]:
     """At most `count` images without errors: extremes first, then rare classes, then some at random."""
     free = ~np.isin(store.image_ids, np.array(sorted(bad_images(problems)), np.int64))  # [I] not bad, not yet taken
-    chosen: list[Sample] = []
+    chosen: list[SelectedImage] = []
 
     def take(index: int, why: str) -> None:
         free[index] = False
-        chosen.append(Sample(index, int(store.image_ids[index]), why))
+        chosen.append(SelectedImage(index, int(store.image_ids[index]), why))
 
     objects = table.select(~table.crowd)
     for find in _EXTREMES:
@@ -53,7 +53,7 @@ def choose_samples(
     return chosen
 
 
-def choose_problem_samples(store: AnnotationStore, problems: Sequence[Problem], *, count: int) -> list[Sample]:
+def choose_problem_samples(store: AnnotationStore, problems: Sequence[Problem], *, count: int) -> list[SelectedImage]:
     """At most `count` images with problems: one for each kind, errors first, then a second one, and so on."""
     kinds: dict[tuple[str, str], list[int]] = {}
     known = set(store.image_ids.tolist())
@@ -62,14 +62,14 @@ def choose_problem_samples(store: AnnotationStore, problems: Sequence[Problem], 
             kinds.setdefault((problem.severity, problem.kind), []).append(problem.image_id)
     queues = [list(dict.fromkeys(kinds[key])) for key in sorted(kinds)]
     names = [kind for _, kind in sorted(kinds)]
-    chosen: dict[int, Sample] = {}
+    chosen: dict[int, SelectedImage] = {}
     while any(queues) and len(chosen) < count:
         for queue, kind in zip(queues, names, strict=True):
             while queue and queue[0] in chosen:
                 queue.pop(0)
             if queue and len(chosen) < count:
                 image_id = queue.pop(0)
-                chosen[image_id] = Sample(store.index_of(image_id), image_id, kind)
+                chosen[image_id] = SelectedImage(store.index_of(image_id), image_id, kind)
     return list(chosen.values())
 
 
