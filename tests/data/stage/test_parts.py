@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from maskfleet.cli import stage as stage_command
 from maskfleet.cli.data import app
 from maskfleet.cli.stage import Meter
-from maskfleet.data.stage.index import Index, Row
-from maskfleet.data.stage.manifest import Item, Record, line_of, records_of, size_text, why_refused
+from maskfleet.data.stage.index import FileState, Index
+from maskfleet.data.stage.manifest import Item, FileRecord, line_of, records_of, size_text, why_refused
 from maskfleet.data.stage.stage import stage
 from maskfleet.data.stage.transfer import Tally, in_parallel
 from maskfleet.errors import DataError
@@ -66,7 +66,7 @@ def test_a_record_comes_back_from_its_line(path: str, size: int, etag: str, mtim
         etag.encode()
     except UnicodeEncodeError:
         etag = ""
-    record = Record(path, size, "0" * 64, etag, "v1", mtime_ns)
+    record = FileRecord(path, size, "0" * 64, etag, "v1", mtime_ns)
     assert list(records_of([line_of(record).encode()], "x")) == [record]
     assert line_of(record).count("\n") == 1
 
@@ -84,7 +84,7 @@ def test_the_index_pages_through_more_files_than_a_page() -> None:
     index.load_present(Item(f"{number:05d}", 1) for number in range(2500))
     for count, row in enumerate(index.todo()):
         if count % 2:
-            index.put(Record(row.item.path, 1, "0" * 64, "e"))
+            index.put(FileRecord(row.item.path, 1, "0" * 64, "e"))
     assert index.todo_total() == (1250, 1250, 0)
     assert len(list(index.records())) == 1250
     index.close()
@@ -93,15 +93,15 @@ def test_the_index_pages_through_more_files_than_a_page() -> None:
 def test_files_that_were_copied_are_told_before_the_one_that_ends_all() -> None:
     broke = threading.Event()
 
-    def rows() -> Iterator[Row]:
-        yield from (Row(Item(path, 1), None, None, None) for path in "abcd")
+    def rows() -> Iterator[FileState]:
+        yield from (FileState(Item(path, 1), None, None, None) for path in "abcd")
         assert broke.wait(120)  # who asks for results is late: all of them are there at once
 
-    def work(row: Row) -> Record:
+    def work(row: FileState) -> FileRecord:
         if row.item.path == "d":
             broke.set()
             raise OSError("the disk is gone")
-        return Record(row.item.path, 1, "0" * 64, "e")
+        return FileRecord(row.item.path, 1, "0" * 64, "e")
 
     told: list[str] = []
     results = in_parallel(rows(), work, Tally(files=4, total_bytes=4), workers=1, tick=lambda tally: None)

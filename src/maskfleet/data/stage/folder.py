@@ -17,9 +17,9 @@ from maskfleet.data.stage.manifest import (
     MANIFEST,
     MAX_LINE_BYTES,
     STATE_FOLDER,
-    FileProblem,
     Item,
-    Record,
+    FileProblem,
+    FileRecord,
     is_own_file,
     line_of,
     records_of,
@@ -61,11 +61,11 @@ class Folder:
         """No version, and the bytes of a file; a file that changes meanwhile is a problem."""
         return "", self._chunks(item)
 
-    def manifest(self) -> Iterator[Record]:
+    def manifest(self) -> Iterator[FileRecord]:
         """Records of the folder's manifest, if it has one."""
         yield from _records_in(self.root / MANIFEST, may_end_torn=False)
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[FileRecord]:
         """What is verified: the manifest's records, then those of a staging that did not end."""
         yield from self.manifest()
         yield from _records_in(self._journal_path, may_end_torn=True)
@@ -91,7 +91,7 @@ class Folder:
                 remedy="make room or choose a larger file system; what is copied already stays and is not copied again",
             )
 
-    def reopen(self, records: Iterable[Record]) -> None:
+    def reopen(self, records: Iterable[FileRecord]) -> None:
         """Take the manifest away while the folder is not complete; what is verified stays known in a journal."""
         try:
             draft = self._parts / "journal"
@@ -102,7 +102,7 @@ class Folder:
         except OSError as error:
             raise folder_error(error, self.name) from error
 
-    def note(self, record: Record) -> None:
+    def note(self, record: FileRecord) -> None:
         """Add to the journal, for the run that goes on if this one is killed."""
         assert self._journal is not None, "reopen comes first"
         try:
@@ -129,7 +129,7 @@ class Folder:
             raise folder_error(error, self.name) from error
         return "", ""
 
-    def finish(self, records: Iterable[Record]) -> None:
+    def finish(self, records: Iterable[FileRecord]) -> None:
         """Write the manifest, after all that it names is on disk."""
         try:
             os.sync()  # once, instead of one fsync for each of a hundred thousand files
@@ -246,7 +246,7 @@ def folder_error(error: OSError, name: str) -> DataError:
     )
 
 
-def _records_in(path: Path, *, may_end_torn: bool) -> Iterator[Record]:
+def _records_in(path: Path, *, may_end_torn: bool) -> Iterator[FileRecord]:
     try:
         with path.open("rb") as file:
             yield from records_of(_whole_lines(file), str(path), may_end_torn=may_end_torn)
@@ -262,7 +262,7 @@ def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
         yield line
 
 
-def _write_lines(path: Path, records: Iterable[Record]) -> None:
+def _write_lines(path: Path, records: Iterable[FileRecord]) -> None:
     with path.open("wb") as file:
         for record in records:
             file.write(line_of(record).encode())

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from maskfleet.data.stage.manifest import Item, Record
+from maskfleet.data.stage.manifest import Item, FileRecord
 
 _PAGE = 1000
 _CACHE_KIB = 16_384
@@ -32,13 +32,13 @@ _COLUMNS = """source.path, source.bytes, source.etag, source.mtime_ns, present.b
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FileState:
     """All that is known of one file of the source."""
 
     item: Item
     present: Item | None
     expected_sha256: str | None
-    record: Record | None
+    record: FileRecord | None
 
 
 class Index:
@@ -61,15 +61,15 @@ class Index:
         self._db.execute("DELETE FROM present")
         self._load("present", 3, ((item.path, item.bytes, item.etag) for item in items))
 
-    def load_expected(self, records: Iterable[Record]) -> None:
+    def load_expected(self, records: Iterable[FileRecord]) -> None:
         """Take what the source must hold."""
         self._load("expected", 3, ((one.path, one.bytes, one.sha256) for one in records))
 
-    def load_records(self, records: Iterable[Record]) -> None:
+    def load_records(self, records: Iterable[FileRecord]) -> None:
         """Take what is verified; a later record of a file replaces an earlier one."""
         self._load("record", 6, map(_values, records))
 
-    def put(self, record: Record) -> None:
+    def put(self, record: FileRecord) -> None:
         """Take one record."""
         self._db.execute("INSERT OR REPLACE INTO record VALUES (?, ?, ?, ?, ?, ?)", _values(record))
 
@@ -91,15 +91,15 @@ class Index:
         ).fetchone()
         return int(files), int(total_bytes), int(need_bytes)
 
-    def todo(self) -> Iterator[Row]:
+    def todo(self) -> Iterator[FileState]:
         """Files that are not complete, by path; records may be put meanwhile."""
         yield from self._rows(f"NOT {_COMPLETE}")
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[FileState]:
         """All files of the source, by path; records may be put and forgotten meanwhile."""
         yield from self._rows("TRUE")
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[FileRecord]:
         """Records of the source's files, by path."""
         for row in self.rows():
             if row.record is not None:
@@ -136,7 +136,7 @@ class Index:
         self._db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", values)  # noqa: S608
         self._db.execute("COMMIT")
 
-    def _rows(self, condition: str) -> Iterator[Row]:
+    def _rows(self, condition: str) -> Iterator[FileState]:
         """Page by page, because a statement must not run on while its tables change."""
         query = f"""SELECT {_COLUMNS} FROM {_JOINED} WHERE source.path > ? AND {condition}
           ORDER BY source.path LIMIT {_PAGE}"""  # noqa: S608
@@ -146,16 +146,18 @@ class Index:
             yield from map(_row, page)
 
 
-def _values(record: Record) -> tuple[str | int, ...]:
+def _values(record: FileRecord) -> tuple[str | int, ...]:
     return (record.path, record.bytes, record.sha256, record.etag, record.version, record.mtime_ns)
 
 
-def _row(columns: tuple[str | int, ...]) -> Row:
+def _row(columns: tuple[str | int, ...]) -> FileState:
     path, size, etag, mtime_ns, present_bytes, present_etag, expected, record_bytes, *rest = columns
     present = None if present_bytes is None else Item(str(path), int(present_bytes), str(present_etag))
     record = None
     if record_bytes is not None:
         sha256, record_etag, version, record_mtime_ns = rest
-        record = Record(str(path), int(record_bytes), str(sha256), str(record_etag), str(version), int(record_mtime_ns))
+        record = FileRecord(
+            str(path), int(record_bytes), str(sha256), str(record_etag), str(version), int(record_mtime_ns)
+        )
     item = Item(str(path), int(size), str(etag), int(mtime_ns))
-    return Row(item, present, None if expected is None else str(expected), record)
+    return FileState(item, present, None if expected is None else str(expected), record)

@@ -27,7 +27,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class FileRecord:
     """One file that was copied and verified."""
 
     path: str
@@ -77,7 +77,7 @@ def is_own_file(path: str) -> bool:
     return path == MANIFEST or path.split("/")[0] == STATE_FOLDER
 
 
-def line_of(record: Record) -> str:
+def line_of(record: FileRecord) -> str:
     """The manifest line of a record; what is not known is left out."""
     fields: dict[str, str | int] = {"path": record.path, "bytes": record.bytes, "sha256": record.sha256}
     if record.etag:
@@ -89,7 +89,7 @@ def line_of(record: Record) -> str:
     return json.dumps(fields, ensure_ascii=False) + "\n"
 
 
-def records_of(lines: Iterable[bytes], name: str, *, may_end_torn: bool = False) -> Iterator[Record]:
+def records_of(lines: Iterable[bytes], name: str, *, may_end_torn: bool = False) -> Iterator[FileRecord]:
     """The records of a manifest's lines; a journal's last line may be torn, because its writer may have been killed."""
     torn: DataError | None = None
     for number, line in enumerate(lines, 1):
@@ -118,7 +118,7 @@ def size_text(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TB"
 
 
-def _record(line: bytes) -> Record:
+def _record(line: bytes) -> FileRecord:
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"is longer than {MAX_LINE_BYTES} bytes")
     found = json.loads(line)
@@ -139,4 +139,4 @@ def _record(line: bytes) -> Record:
     refused = why_refused(Item(path, size))
     if refused:
         raise ValueError(f"path {path!r} {refused}")
-    return Record(path, size, sha256, etag, version, mtime_ns)
+    return FileRecord(path, size, sha256, etag, version, mtime_ns)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from maskfleet.data.stage.folder import CHUNK_BYTES
-from maskfleet.data.stage.manifest import MANIFEST, FileProblem, Item, Record, is_own_file, line_of, records_of
+from maskfleet.data.stage.manifest import MANIFEST, Item, FileProblem, FileRecord, is_own_file, line_of, records_of
 from maskfleet.data.stage.s3_errors import code_of, s3_error, s3_errors
 from maskfleet.errors import DataError
 from maskfleet.log import logger
@@ -58,7 +58,7 @@ class Prefix:
         answer = self._get(item, 0)
         return answer.get("VersionId", ""), self._chunks(item, answer["Body"])
 
-    def manifest(self) -> Iterator[Record]:
+    def manifest(self) -> Iterator[FileRecord]:
         """Records of the prefix's manifest, if it has one."""
         with s3_errors(self.manifest_name, "read"):
             try:
@@ -77,10 +77,10 @@ class Prefix:
     def expect_space(self, need_bytes: int) -> None:
         """A bucket has room."""
 
-    def reopen(self, records: Iterable[Record]) -> None:
+    def reopen(self, records: Iterable[FileRecord]) -> None:
         """An old manifest stays until it is replaced: who reads it meanwhile finds that it does not fit."""
 
-    def note(self, record: Record) -> None:
+    def note(self, record: FileRecord) -> None:
         """The bucket's listing is the journal."""
 
     def store(self, item: Item, chunks: Iterable[bytes]) -> tuple[str, str]:
@@ -95,7 +95,7 @@ class Prefix:
                 answer = self._put_parts(key, _regrouped(chunks, part_bytes(item.bytes)))
         return answer["ETag"].strip('"'), answer.get("VersionId", "")
 
-    def finish(self, records: Iterable[Record]) -> None:
+    def finish(self, records: Iterable[FileRecord]) -> None:
         """Write the manifest."""
         with tempfile.TemporaryFile() as file:
             for record in records:

@@ -10,9 +10,9 @@ from itertools import islice
 from pathlib import Path
 
 from maskfleet.data.stage.folder import Folder
-from maskfleet.data.stage.index import Index, Row
-from maskfleet.data.stage.manifest import FileProblem, Item, Record, records_of, why_refused
-from maskfleet.data.stage.transfer import Place, Tally, brought, checked, in_parallel
+from maskfleet.data.stage.index import FileState, Index
+from maskfleet.data.stage.manifest import Item, FileProblem, FileRecord, records_of, why_refused
+from maskfleet.data.stage.transfer import Location, Tally, brought, checked, in_parallel
 from maskfleet.errors import DataError
 
 DEFAULT_WORKERS = 16
@@ -33,8 +33,8 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    origin: Place
-    target: Place
+    origin: Location
+    target: Location
     index: Index
     workers: int
     progress: Callable[[Tally], None]
@@ -129,7 +129,7 @@ def _is_s3(text: str) -> bool:
     return text.startswith("s3://")
 
 
-def _place(text: str, workers: int, stack: ExitStack) -> Place:
+def _place(text: str, workers: int, stack: ExitStack) -> Location:
     if not _is_s3(text):
         return Folder(Path(text))
     from maskfleet.data.stage.s3 import Prefix
@@ -158,7 +158,7 @@ def _expect_two_places(source: str, destination: str) -> None:
             raise DataError(f"{source} and {destination} are inside each other", remedy="name two separate folders")
 
 
-def _load(index: Index, origin: Place, target: Place, manifest: Path | None) -> None:
+def _load(index: Index, origin: Location, target: Location, manifest: Path | None) -> None:
     refused = _Problems()
     index.load_source(_accepted(origin.items(), refused))
     for path in index.below_files(_NAMED):
@@ -190,7 +190,7 @@ def _storable(items: Iterable[Item]) -> Iterator[Item]:
     return (item for item in items if why_refused(item) is None)
 
 
-def _expected(manifest: Path) -> Iterator[Record]:
+def _expected(manifest: Path) -> Iterator[FileRecord]:
     try:
         with manifest.open("rb") as file:
             yield from records_of(file, str(manifest))
@@ -200,7 +200,7 @@ def _expected(manifest: Path) -> Iterator[Record]:
         ) from error
 
 
-def _expect_as_listed(index: Index, origin: Place, manifest_name: str) -> None:
+def _expect_as_listed(index: Index, origin: Location, manifest_name: str) -> None:
     unlike = _Problems()
     for path, size, found in index.unlike_expected(_NAMED + 1):
         why = "is missing" if found is None else f"has {found:,} bytes instead of {size:,}"
@@ -231,8 +231,11 @@ def _copy_all(job: _Job, tally: Tally) -> None:
 
 
 def _each(
-    job: _Job, rows: Iterable[Row], work: Callable[[Place, Place, Row, Tally], Record], tally: Tally
-) -> Generator[tuple[Row, Record | FileProblem], None, None]:
+    job: _Job,
+    rows: Iterable[FileState],
+    work: Callable[[Location, Location, FileState, Tally], FileRecord],
+    tally: Tally,
+) -> Generator[tuple[FileState, FileRecord | FileProblem], None, None]:
     return in_parallel(
         rows,
         lambda row: work(job.origin, job.target, row, tally),

@@ -9,13 +9,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from maskfleet.data.stage.index import Row
-from maskfleet.data.stage.manifest import FileProblem, Item, Record
+from maskfleet.data.stage.index import FileState
+from maskfleet.data.stage.manifest import Item, FileProblem, FileRecord
 
 _TICK_S = 0.25
 
 
-class Place(Protocol):
+class Location(Protocol):
     """A folder or an S3 prefix."""
 
     name: str
@@ -24,14 +24,14 @@ class Place(Protocol):
 
     def items(self) -> Iterator[Item]: ...
     def read(self, item: Item) -> tuple[str, Iterator[bytes]]: ...
-    def manifest(self) -> Iterator[Record]: ...
-    def records(self) -> Iterator[Record]: ...
+    def manifest(self) -> Iterator[FileRecord]: ...
+    def records(self) -> Iterator[FileRecord]: ...
     def claimed(self) -> AbstractContextManager[None]: ...
     def expect_space(self, need_bytes: int) -> None: ...
-    def reopen(self, records: Iterable[Record]) -> None: ...
-    def note(self, record: Record) -> None: ...
+    def reopen(self, records: Iterable[FileRecord]) -> None: ...
+    def note(self, record: FileRecord) -> None: ...
     def store(self, item: Item, chunks: Iterable[bytes]) -> tuple[str, str]: ...
-    def finish(self, records: Iterable[Record]) -> None: ...
+    def finish(self, records: Iterable[FileRecord]) -> None: ...
 
 
 class Tally:
@@ -59,7 +59,7 @@ class Tally:
             self.bytes_copied += num_bytes
 
 
-def brought(origin: Place, target: Place, row: Row, tally: Tally) -> Record:
+def brought(origin: Location, target: Location, row: FileState, tally: Tally) -> FileRecord:
     """Copy one file, unless the destination turns out to have it."""
     item = row.item
     there = _adopted(origin, target, row)
@@ -70,12 +70,12 @@ def brought(origin: Place, target: Place, row: Row, tally: Tally) -> Record:
     digest = hashlib.sha256()
     etag, stored_version = target.store(item, _verified(chunks, row, digest, tally))
     tally.copied(item.bytes)
-    return Record(
+    return FileRecord(
         item.path, item.bytes, digest.hexdigest(), etag or item.etag, stored_version or version, item.mtime_ns
     )
 
 
-def checked(origin: Place, target: Place, row: Row, tally: Tally) -> Record:
+def checked(origin: Location, target: Location, row: FileState, tally: Tally) -> FileRecord:
     """Read one file of the destination -> the record that it still fits."""
     item, record, present = row.item, row.record, row.present
     if present is None:
@@ -98,22 +98,27 @@ def checked(origin: Place, target: Place, row: Row, tally: Tally) -> Record:
 
 
 def in_parallel(
-    rows: Iterable[Row], work: Callable[[Row], Record], tally: Tally, *, workers: int, tick: Callable[[Tally], None]
-) -> Generator[tuple[Row, Record | FileProblem], None, None]:
+    rows: Iterable[FileState],
+    work: Callable[[FileState], FileRecord],
+    tally: Tally,
+    *,
+    workers: int,
+    tick: Callable[[Tally], None],
+) -> Generator[tuple[FileState, FileRecord | FileProblem], None, None]:
     """Each row with what `work` makes of it, in any order; no more wait than keep the workers busy.
 
     Close it: threads end with it. What is no FileProblem ends all.
     """
 
-    def attempt(row: Row) -> tuple[Row, Record | FileProblem]:
+    def attempt(row: FileState) -> tuple[FileState, FileRecord | FileProblem]:
         try:
             return row, work(row)
         except FileProblem as problem:
             return row, problem
 
-    waiting: set[Future[tuple[Row, Record | FileProblem]]] = set()
+    waiting: set[Future[tuple[FileState, FileRecord | FileProblem]]] = set()
 
-    def results(at_most: int) -> Iterator[tuple[Row, Record | FileProblem]]:
+    def results(at_most: int) -> Iterator[tuple[FileState, FileRecord | FileProblem]]:
         nonlocal waiting
         while len(waiting) > at_most:
             done, waiting = wait(waiting, timeout=_TICK_S, return_when=FIRST_COMPLETED)
@@ -136,7 +141,7 @@ def in_parallel(
             raise
 
 
-def _verified(chunks: Iterable[bytes], row: Row, digest: hashlib._Hash, tally: Tally) -> Iterator[bytes]:
+def _verified(chunks: Iterable[bytes], row: FileState, digest: hashlib._Hash, tally: Tally) -> Iterator[bytes]:
     """Pass the bytes on; raise before the end if they are not what they should be, so that they get no name."""
     item, seen = row.item, 0
     try:
@@ -156,7 +161,7 @@ def _verified(chunks: Iterable[bytes], row: Row, digest: hashlib._Hash, tally: T
         raise
 
 
-def _adopted(origin: Place, target: Place, row: Row) -> Record | None:
+def _adopted(origin: Location, target: Location, row: FileState) -> FileRecord | None:
     """The record of a file that the destination has although no record says so, or None.
 
     Proof is the SHA-256 of the source's manifest, or an etag that is the content's MD5. It spares copying again what a
@@ -175,11 +180,11 @@ def _adopted(origin: Place, target: Place, row: Row) -> Record | None:
     recorded = row.record is not None and (row.record.sha256, row.record.etag) == (sha256, known_etag)
     by_manifest = local is target and sha256 == row.expected_sha256
     if by_manifest or (known_etag and (etag == known_etag or (recorded and local is origin))):
-        return Record(item.path, item.bytes, sha256, known_etag, "", item.mtime_ns)
+        return FileRecord(item.path, item.bytes, sha256, known_etag, "", item.mtime_ns)
     return None
 
 
-def _two_digests(place: Place, item: Item) -> tuple[str, str]:
+def _two_digests(place: Location, item: Item) -> tuple[str, str]:
     """SHA-256 of a file, and the etag that S3 would give it."""
     from maskfleet.data.stage.s3 import etag_of
 
@@ -194,7 +199,7 @@ def _two_digests(place: Place, item: Item) -> tuple[str, str]:
     return digest.hexdigest(), etag
 
 
-def _sha256(place: Place, item: Item, tally: Tally | None = None) -> str:
+def _sha256(place: Location, item: Item, tally: Tally | None = None) -> str:
     digest = hashlib.sha256()
     for chunk in place.read(item)[1]:
         digest.update(chunk)
