@@ -24,7 +24,7 @@ import numpy as np
 
 from machine import machine_facts
 from maskfleet.evaluation.coco_eval import evaluate_detections
-from maskfleet.evaluation.results import encode_window
+from maskfleet.rle import encode_window
 
 OBJECTS_PER_IMAGE = 36781 / 5000
 DETECTIONS_PER_IMAGE = 36

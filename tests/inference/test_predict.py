@@ -20,10 +20,11 @@ from maskfleet.config.run import RunConfig
 from maskfleet.data.pipeline.build import build_eval_loader
 from maskfleet.data.store.dataset import open_stores
 from maskfleet.data.synthetic.dataset import make_shapes
-from maskfleet.evaluation.pictures import drawn_detections, drawn_truth, rle_pixels
+from maskfleet.evaluation.pictures import drawn_detections, drawn_truth
 from maskfleet.inference.predict import predict_batches, score_results
 from maskfleet.inference.single import detect_in
 from maskfleet.model.mask_rcnn import MaskRCNN, build_mask_rcnn
+from maskfleet.rle import rle_pixels
 
 
 @pytest.fixture(scope="module")

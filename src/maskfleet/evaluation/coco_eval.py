@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskfleet.errors import DataError
-from maskfleet.evaluation.rle import bad_mask
+from maskfleet.rle import bad_mask
 
 Kind = Literal["bbox", "segm"]
 ALL, SMALL, MEDIUM, LARGE = range(4)  # places of the area ranges in A

@@ -14,7 +14,7 @@ from maskfleet import viz
 from maskfleet.data.pipeline.decode import read_image
 from maskfleet.data.store.annotations import AnnotationStore, clean_instances
 from maskfleet.errors import DataError
-from maskfleet.rle import runs_from_text
+from maskfleet.rle import rle_pixels
 
 Picture = NDArray[np.uint8]
 Scalar = TypeVar("Scalar", np.uint8, np.bool_)
@@ -61,15 +61,6 @@ def drawn_truth(store: AnnotationStore, index: int) -> Picture:
         masks.append(_enlarged(mask, factor))
     names = [category.name for category in store.categories]
     return viz.draw(_enlarged(picture, factor), factor * objects.boxes, objects.labels, masks=masks, names=names)
-
-
-def rle_pixels(rle: dict[str, Any]) -> NDArray[np.bool_]:
-    """A compressed run-length mask as pixels [h, w]."""
-    height, width = rle["size"]
-    counts = rle["counts"]
-    runs = runs_from_text(counts.encode() if isinstance(counts, str) else counts)
-    values = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
-    return values.reshape(width, height).T
 
 
 def _enlargement(picture: Picture) -> int:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import cv2
-import hotcoco.mask as coco_mask
 import numpy as np
 import numpy.typing as npt
 
@@ -21,7 +20,7 @@ from maskfleet.data.checks.problems import Problem
 from maskfleet.data.pipeline.decode import DECODE_FLAGS, JPEG_END, JPEG_START
 from maskfleet.data.store.annotations import AnnotationStore, Floats, ImageRecord, InstanceArrays, clean_instances
 from maskfleet.data.store.coco import KIND_POLYGONS
-from maskfleet.rle import RleError, check_runs, runs_from_text
+from maskfleet.rle import RleError, check_runs, rle_pixels, runs_from_text
 from maskfleet.viz import Image, Mask, draw
 
 LONG_SIDE_PX = 640
@@ -159,7 +158,7 @@ def _mask(instances: InstanceArrays, number: int, view: _View, shape: tuple[int,
     rle = instances.rle(number)
     if rle is None or not _is_sound(rle):
         return 0, 0, np.zeros((0, 0), np.bool_)
-    decoded = np.asarray(coco_mask.decode(rle), np.uint8)
+    decoded = rle_pixels(rle).astype(np.uint8)
     return np.asarray(cv2.resize(decoded, (shape[1], shape[0]), interpolation=cv2.INTER_NEAREST), np.bool_)
 
 

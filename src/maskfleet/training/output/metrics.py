@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,7 +23,6 @@ from maskfleet.log import log_metrics, logger, number_text
 from maskfleet.training.output.tensorboard import TensorBoard
 
 FILE = "metrics.jsonl"
-_ONLY_ON_FILE = re.compile(r"/level\d|/num_roi_level|^sample_fast_rcnn_targets/")  # too much of it for a line
 TOTAL = "total_cost"
 
 
