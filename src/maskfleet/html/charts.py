@@ -122,14 +122,13 @@ def line_chart(
     title: str,
     x_label: str = "step",
     y_text: Callable[[float], str] | None = None,
-    y_from_zero: bool = True,
 ) -> Markup:
     """A figure of all `series` on shared axes, with a legend for two lines or more; empty if there are no points."""
     series = [Series(one.name, _finite(one.points), one.color, one.faint) for one in series]
     series = [one for one in series if one.points]
     if not series:
         return Markup("")
-    plot = _plot_of(series, y_from_zero=y_from_zero)
+    plot = _plot_of(series)
     text = y_text or tick_text
     parts = _y_axis(plot, ticks(*plot.y_range), text)
     x_values = ticks(*plot.x_range, count=6)
@@ -142,7 +141,7 @@ def line_chart(
     return Markup(
         '<figure class="line-chart" data-chart="{}"><figcaption>{}</figcaption>{}'
         '<div class="plot">{}<div class="tip" hidden></div></div></figure>'
-    ).format(_tooltip_data(plot, series, text), title, _legend(series), _svg(HEIGHT, title, parts))
+    ).format(_tooltip_data(plot, series, x_label, text), title, _legend(series), _svg(HEIGHT, title, parts))
 
 
 def bar(value: float, largest: float, *, label: str) -> Markup:
@@ -246,16 +245,14 @@ def _finite(points: Sequence[Point]) -> list[Point]:
     return thinned([point for point in points if math.isfinite(point[1])])
 
 
-def _plot_of(series: Sequence[Series], *, y_from_zero: bool) -> _Plot:
-    """Axes that hold all lines, with 4 % of space above the highest."""
+def _plot_of(series: Sequence[Series]) -> _Plot:
+    """Axes that hold all lines and zero, with 4 % of space above the highest."""
     xs = [x for one in series for x, _ in one.points]
     ys = sorted(y for one in series for _, y in one.points)
-    low, high = ys[0], ys[-1]
+    low, high = min(ys[0], 0.0), ys[-1]
     usual = ys[int(0.98 * (len(ys) - 1))]
     if high > 3 * usual > 0:  # a few huge values, such as the first losses, would flatten all others
         high = 1.5 * usual
-    if y_from_zero:
-        low = min(low, 0.0)
     if high <= low:
         high = low + (abs(low) or 1.0)
     x_low, x_high = min(xs), max(xs)
@@ -289,7 +286,7 @@ def _legend(series: Sequence[Series]) -> Markup:
     return Markup('<div class="legend">{}</div>').format(Markup("").join(entries))
 
 
-def _tooltip_data(plot: _Plot, series: Sequence[Series], text: Callable[[float], str]) -> str:
+def _tooltip_data(plot: _Plot, series: Sequence[Series], x_label: str, text: Callable[[float], str]) -> str:
     """JSON for `shell.js`: the positions and value texts of each named line."""
     lines = [
         {
@@ -303,7 +300,7 @@ def _tooltip_data(plot: _Plot, series: Sequence[Series], text: Callable[[float],
         for index, one in enumerate(series)
         if not one.faint
     ]
-    return json.dumps({"width": WIDTH, "lines": lines}, separators=(",", ":"))
+    return json.dumps({"width": WIDTH, "x_label": x_label, "lines": lines}, separators=(",", ":"))
 
 
 def _color(one: Series) -> int:

@@ -33,7 +33,7 @@ for (const figure of all(".line-chart")) {
     const lines = data.lines.filter((line) => !hidden.has(line.series));
     if (!lines.length) return;
     const first = nearest(lines[0].x, x), at = lines[0].x[first];
-    tip.replaceChildren(`step ${lines[0].at[first].toLocaleString("en")}`);
+    tip.replaceChildren(`${data.x_label} ${lines[0].at[first].toLocaleString("en")}`);
     for (const line of lines) {
       const row = document.createElement("div"), mark = document.createElement("i"), value = document.createElement("b");
       mark.style.background = `var(--line-${line.color})`;

@@ -19,7 +19,7 @@ from maskfleet.cli import stage as stage_command
 from maskfleet.cli.data import app
 from maskfleet.cli.stage import Meter
 from maskfleet.data.stage.index import FileState, Index
-from maskfleet.data.stage.manifest import Item, FileRecord, line_of, records_of, size_text, why_refused
+from maskfleet.data.stage.manifest import FileRecord, Item, line_of, records_of, size_text, why_refused
 from maskfleet.data.stage.stage import stage
 from maskfleet.data.stage.transfer import Tally, in_parallel
 from maskfleet.errors import DataError
@@ -124,9 +124,9 @@ def test_the_command_says_what_it_did(source: Path, tmp_path: Path) -> None:
     assert "4 files, 8 B; 4 copied (8 B in " in result.output
     assert "there/manifest.jsonl" in result.output
     assert (
-        "all were there and complete" in CliRunner().invoke(app, ["stage", str(source), str(tmp_path / "there")]).output
+        "all were already complete" in CliRunner().invoke(app, ["stage", str(source), str(tmp_path / "there")]).output
     )
-    assert "all as in" in CliRunner().invoke(app, ["stage", str(source), str(tmp_path / "there"), "--check"]).output
+    assert "all match" in CliRunner().invoke(app, ["stage", str(source), str(tmp_path / "there"), "--check"]).output
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then(

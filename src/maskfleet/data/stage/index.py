@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from maskfleet.data.stage.manifest import Item, FileRecord
+from maskfleet.data.stage.manifest import FileRecord, Item
 
 _PAGE = 1000
 _CACHE_KIB = 16_384

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from maskfleet.data.stage.folder import CHUNK_BYTES
-from maskfleet.data.stage.manifest import MANIFEST, Item, FileProblem, FileRecord, is_own_file, line_of, records_of
+from maskfleet.data.stage.manifest import MANIFEST, FileProblem, FileRecord, Item, is_own_file, line_of, records_of
 from maskfleet.data.stage.s3_errors import code_of, s3_error, s3_errors
 from maskfleet.errors import DataError
 from maskfleet.log import logger

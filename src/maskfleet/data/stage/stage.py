@@ -11,7 +11,7 @@ from pathlib import Path
 
 from maskfleet.data.stage.folder import Folder
 from maskfleet.data.stage.index import FileState, Index
-from maskfleet.data.stage.manifest import Item, FileProblem, FileRecord, records_of, why_refused
+from maskfleet.data.stage.manifest import FileProblem, FileRecord, Item, records_of, why_refused
 from maskfleet.data.stage.transfer import Location, Tally, brought, checked, in_parallel
 from maskfleet.errors import DataError
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from maskfleet.data.stage.index import FileState
-from maskfleet.data.stage.manifest import Item, FileProblem, FileRecord
+from maskfleet.data.stage.manifest import FileProblem, FileRecord, Item
 
 _TICK_S = 0.25
 
