@@ -1,4 +1,4 @@
-"""Masks as COCO run lengths: encoded as pycocotools encodes them, and checked."""
+"""Run-length masks, against pycocotools."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from pycocotools import mask as oracle_mask
 
-from maskfleet.evaluation.mask_checks import bad_mask
-from maskfleet.rle import encode_window
+from maskfleet.rle import bad_mask, encode_window, rle_pixels
 
 
 def pasted(y0: int, x0: int, window: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -66,3 +65,14 @@ def test_every_mask_that_pycocotools_writes_is_accepted_and_every_shorter_one_re
         found = bad_mask(masks, sizes)
         assert found is not None
         assert found[0] == broken
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_decoding_gives_back_the_pixels(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(50):
+        height, width = int(rng.integers(1, 40)), int(rng.integers(1, 40))
+        y0, x0, window = random_window(rng, height, width)
+        rle = encode_window(y0, x0, window, height, width)
+        assert np.array_equal(rle_pixels(rle), pasted(y0, x0, window, height, width))
+        assert np.array_equal(rle_pixels({**rle, "counts": rle["counts"].encode()}), rle_pixels(rle))

@@ -1,9 +1,9 @@
-"""COCO's run-length masks: runs of 0 and 1 in column order, zeros first, and the text they are packed in.
+"""COCO's run-length masks (RLE): runs of 0 and 1 in column order, zeros first, and their compressed text.
 
-The text has six bits a character, offset 48: five of the number, low ones first, and one that says more follow.
-From a mask's fourth run on, what is written is the difference from the run two before.
+The text has six bits per character, offset by 48: five bits of the number, low ones first, and one that is set if more
+follow. From a mask's fourth run on, the text holds the difference from the run two before.
 
-Shapes: N masks; V runs of many masks, one mask after the other; R runs of one; h x w a window of an image.
+Shapes: H x W an image, h x w a window of it, N masks, V runs of many masks, one mask after the other, R runs of one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_GROUPS = 7  # 35 bits: more than any run of an image needs, and safe to shift in int64
+MASKS_PER_CHECK = 256  # few enough to stay in the cache
+
+
+class RleError(ValueError):
+    """The text is not a run-length mask; the message says why."""
 
 
 class Rle(TypedDict):
@@ -25,14 +30,10 @@ class Rle(TypedDict):
     counts: str
 
 
-class RleError(ValueError):
-    """The text is not a run-length mask; says why."""
-
-
 def encode_window(y0: int, x0: int, window: NDArray[np.bool_], height: int, width: int) -> Rle:
     """The RLE of an all-zero height x width mask with `window` [h, w] pasted at row `y0`, column `x0`.
 
-    The large mask is never allocated. Pixels outside the image are dropped.
+    The full mask is never allocated. Pixels outside the image are cut off.
     """
     inside = window[max(-y0, 0) : max(height - y0, 0), max(-x0, 0) : max(width - x0, 0)]
     runs = _window_runs(max(y0, 0), max(x0, 0), inside, height, width)
@@ -40,16 +41,15 @@ def encode_window(y0: int, x0: int, window: NDArray[np.bool_], height: int, widt
 
 
 def rle_pixels(rle: Mapping[str, Any]) -> NDArray[np.bool_]:
-    """A compressed run-length mask as pixels [h, w]."""
+    """The pixels [H, W] of a compressed mask."""
     height, width = rle["size"]
     counts = rle["counts"]
     runs = runs_from_text(counts.encode() if isinstance(counts, str) else counts)
-    values = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
-    return values.reshape(width, height).T
+    return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(width, height).T
 
 
 def runs_from_text(text: bytes) -> NDArray[np.int64]:
-    """Lengths of the runs, the first of zeros, that `text` packs -> [R]."""
+    """Run lengths of the compressed `text`, zeros first -> [R]."""
     if not text:
         return np.zeros(0, np.int64)
     if min(text) < 48 or max(text) > 48 + 63:
@@ -62,22 +62,8 @@ def runs_from_text(text: bytes) -> NDArray[np.int64]:
     return _undo_differences(_values(code, end, num_groups), np.array([0]), np.array([len(end)]))
 
 
-def wrong_texts(texts: Sequence[bytes], pixels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of N texts, none empty, are unreadable or do not add up to `pixels` [N] -> [N]."""
-    last = np.cumsum([len(text) for text in texts]) - 1
-    code, end, num_groups = _groups(b"".join(texts), last)
-    past = np.searchsorted(end, last) + 1  # [N] where each mask's numbers end
-    first = np.concatenate([[0], past[:-1]])
-    wrong: NDArray[np.bool_] = (code[last] >= 32) | (np.maximum.reduceat(num_groups, first) > MAX_GROUPS)
-    wrong |= np.maximum.reduceat(code, np.concatenate([[0], last[:-1] + 1])) > 63
-    lengths = _undo_differences(_values(code, end, num_groups), first, past)
-    wrong |= np.minimum.reduceat(lengths, first) < 0
-    wrong |= np.add.reduceat(lengths, first) != pixels
-    return wrong
-
-
 def text_from_runs(runs: Sequence[int]) -> bytes:
-    """The packed text of `runs`; the inverse of `runs_from_text`."""
+    """The compressed text of `runs`; the inverse of `runs_from_text`."""
     text = bytearray()
     for index, run in enumerate(runs):
         value = int(run) - (int(runs[index - 2]) if index > 2 else 0)
@@ -99,8 +85,32 @@ def check_runs(runs: NDArray[np.int64], height: int, width: int) -> None:
         raise RleError(f"its runs cover {total} pixels, but {height} x {width} has {height * width}")
 
 
+def bad_mask(segmentations: Sequence[Any], sizes: Sequence[tuple[int, int]]) -> tuple[int, str] | None:
+    """Index of the first of N masks that does not fit its (height, width), and the reason; None if all fit.
+
+    A mask is an RLE, compressed or not, or a list of polygons. Libraries decode a damaged RLE to some other mask.
+    """
+    compressed: list[tuple[int, bytes]] = []
+    first_bad: tuple[int, str] | None = None
+    for index, (segmentation, size) in enumerate(zip(segmentations, sizes, strict=True)):
+        why = _form_problem(segmentation, size)
+        if why:
+            first_bad = (index, why)
+            break
+        if isinstance(segmentation, dict) and isinstance(segmentation["counts"], (str, bytes)):
+            counts = segmentation["counts"]
+            compressed.append((index, counts.encode("utf-8") if isinstance(counts, str) else counts))
+    for start in range(0, len(compressed), MASKS_PER_CHECK):
+        chunk = compressed[start : start + MASKS_PER_CHECK]
+        pixels = np.array([sizes[index][0] * sizes[index][1] for index, _ in chunk])
+        wrong = _wrong_texts([counts for _, counts in chunk], pixels)
+        if wrong.any():
+            return chunk[int(wrong.argmax())][0], "its run lengths do not add up to the image's pixels"
+    return first_bad
+
+
 def _window_runs(y0: int, x0: int, window: NDArray[np.bool_], height: int, width: int) -> NDArray[np.int64]:
-    """Run lengths [R] of the image around `window` [h, w], which lies inside it."""
+    """Run lengths [V] of the image around `window` [h, w], which lies inside it."""
     rows, columns = window.shape
     padded = np.zeros((columns, rows + 1), dtype=np.bool_)
     padded[:, 1:] = window.T
@@ -116,6 +126,45 @@ def _window_runs(y0: int, x0: int, window: NDArray[np.bool_], height: int, width
     return np.diff(bounds, prepend=0).astype(np.int64)
 
 
+def _form_problem(segmentation: Any, size: tuple[int, int]) -> str:
+    """What is wrong with the structure of a mask of an image of `size`; "" if nothing is."""
+    if isinstance(segmentation, dict):
+        given, counts = segmentation.get("size"), segmentation.get("counts")
+        if not isinstance(given, (list, tuple)) or tuple(given) != size:
+            return f"its size is {given}, its image's [height, width] is {list(size)}"
+        if isinstance(counts, (str, bytes)):
+            return "" if counts else "its counts are empty"
+        if not isinstance(counts, list) or not all(type(count) is int and count >= 0 for count in counts):
+            return "its counts are neither a string nor a list of whole numbers"
+        return "" if sum(counts) == size[0] * size[1] else "its run lengths do not add up to the image's pixels"
+    if not isinstance(segmentation, list) or not segmentation:
+        return "it is neither an RLE nor a list of polygons"
+    for polygon in segmentation:
+        if not isinstance(polygon, (list, tuple)) or len(polygon) < 6 or len(polygon) % 2:
+            return "a polygon needs three points or more, as x1, y1, x2, y2, ..."
+        try:
+            finite = bool(np.isfinite(np.asarray(polygon, dtype=np.float64)).all())
+        except (TypeError, ValueError):
+            finite = False
+        if not finite:
+            return "a polygon has a coordinate that is not a number"
+    return ""
+
+
+def _wrong_texts(texts: Sequence[bytes], pixels: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of N non-empty texts are not readable or do not add up to `pixels` [N] -> [N]."""
+    last = np.cumsum([len(text) for text in texts]) - 1
+    code, end, num_groups = _groups(b"".join(texts), last)
+    past = np.searchsorted(end, last) + 1  # [N] one past each mask's last number
+    first = np.concatenate([[0], past[:-1]])
+    wrong: NDArray[np.bool_] = (code[last] >= 32) | (np.maximum.reduceat(num_groups, first) > MAX_GROUPS)
+    wrong |= np.maximum.reduceat(code, np.concatenate([[0], last[:-1] + 1])) > 63
+    lengths = _undo_differences(_values(code, end, num_groups), first, past)
+    wrong |= np.minimum.reduceat(lengths, first) < 0
+    wrong |= np.add.reduceat(lengths, first) != pixels
+    return wrong
+
+
 def _groups(text: bytes, last: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
     """The six bits of each character, each number's last character [V], and its number of characters [V].
 
@@ -129,28 +178,28 @@ def _groups(text: bytes, last: NDArray[np.int64]) -> tuple[NDArray[np.uint8], ND
 
 
 def _values(code: NDArray[np.uint8], end: NDArray[np.int64], num_groups: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The signed numbers [V] that five-bit groups spell, least first, the last one at `end` [V]."""
+    """The signed numbers [V] of the five-bit groups, least significant first, whose last one is at `end` [V]."""
     digits = code & 31
     values = (digits[end].astype(np.int64) ^ 16) - 16
-    for place in range(1, min(int(num_groups.max()), MAX_GROUPS)):
-        longer = np.flatnonzero(num_groups > place)
-        values[longer] = values[longer] * 32 + digits[end[longer] - place]
+    for group in range(1, min(int(num_groups.max()), MAX_GROUPS)):
+        longer = np.flatnonzero(num_groups > group)
+        values[longer] = values[longer] * 32 + digits[end[longer] - group]
     return values
 
 
 def _undo_differences(
     values: NDArray[np.int64], first: NDArray[np.int64], past: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Run lengths [V] from what was written [V]: from a mask's fourth on, the difference to the last but one.
+    """Run lengths [V] from the numbers of the text [V], which are differences from a mask's fourth run on.
 
     The numbers of mask n are first[n] up to past[n].
     """
     steps = values.copy()
-    steps[first] = 0  # the first run has no successor: the third is written as it is
+    steps[first] = 0  # the third run is stored as it is, not relative to the first
     lengths = np.empty_like(values)
     for parity in (0, 1):
         running = np.cumsum(steps[parity::2])
-        begin, stop = (first - parity + 1) // 2, (past - parity + 1) // 2  # places of each mask in `running`
+        begin, stop = (first - parity + 1) // 2, (past - parity + 1) // 2  # range of each mask in `running`
         before = np.concatenate([[0], running])[begin]
         lengths[parity::2] = running - np.repeat(before, stop - begin)
     lengths[first] = values[first]

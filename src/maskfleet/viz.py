@@ -1,4 +1,4 @@
-"""Boxes, masks and labels drawn on an image.
+"""Draws boxes, masks and labels on images.
 
 Shapes: H x W the image (uint8 BGR), D instances, h x w the window of a mask. Boxes are xyxy pixels.
 """
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 Image = NDArray[np.uint8]  # [H, W, 3] BGR
 Color = tuple[int, int, int]  # BGR
 Mask = NDArray[np.bool_] | tuple[int, int, NDArray[np.bool_]]  # [H, W], or (y0, x0, [h, w])
-Area = tuple[int, int, int, int]  # x1, y1, x2, y2 in whole pixels, the last ones outside
+Area = tuple[int, int, int, int]  # x1, y1, x2, y2 in whole pixels, x2 and y2 exclusive
 
-# Okabe and Ito's colours, which people with any colour vision tell apart, then Paul Tol's light ones; BGR.
+# Okabe and Ito's colours, distinguishable with any colour vision, then Paul Tol's light ones; BGR.
 PALETTE: tuple[Color, ...] = (
     (0, 159, 230),  # orange
     (233, 180, 86),  # sky blue
@@ -32,15 +32,15 @@ PALETTE: tuple[Color, ...] = (
     (187, 68, 170),  # violet
     (51, 187, 187),  # olive
 )
-SHADES = (0.0, 0.45, -0.3, 0.7, -0.5, 0.25, -0.15)  # of the palette when it comes again: towards white (+) or black (-)
-FILL = 0.45  # how much of a mask's pixel is its class's colour
+SHADES = (0.0, 0.45, -0.3, 0.7, -0.5, 0.25, -0.15)  # when the palette repeats: towards white (+) or black (-)
+FILL = 0.45  # opacity of a mask
 FONT = cv2.FONT_HERSHEY_SIMPLEX
-BACKGROUND = 32  # the grey between the images of a grid
+BACKGROUND = 32  # grey level between the images of a grid
 
 
 @dataclass(frozen=True, slots=True)
 class _Pen:
-    """Sizes that suit an image: what reads well on a thumbnail would be a hair on a poster."""
+    """Line and font sizes that suit the size of an image."""
 
     line: int
     font_scale: float
@@ -59,7 +59,8 @@ def draw(
 ) -> Image:
     """A copy of `image` [H, W, 3] with D instances: boxes [D, 4], labels [D] 1, 2, ..., scores [D] and D masks.
 
-    Colour follows the label, whose name is `names[label - 1]`. Small masks lie on large ones, good scores on bad ones.
+    The label determines the colour, and `names[label - 1]` is its name. Small masks are drawn over large ones, high
+    scores over low ones.
     """
     canvas = image.copy()
     found = np.asarray(boxes, dtype=np.float64).reshape(-1, 4)
@@ -73,27 +74,27 @@ def draw(
         _draw_box(canvas, found[index], color_of(int(labels[index])), pen)
     taken: list[Area] = []
     tags = []
-    for index in reversed(order):  # the best choose their places first
+    for index in reversed(order):  # the highest scores choose their positions first
         text = _tag_text(int(labels[index]), None if scores is None else float(scores[index]), names)
         text = _cut_to(text, pen, canvas.shape[1])
-        tags.append((index, text, _tag_place(canvas, found[index], text, pen, taken)))
-    for index, text, place in reversed(tags):
-        _draw_tag(canvas, text, place, color_of(int(labels[index])), pen)
+        tags.append((index, text, _tag_area(canvas, found[index], text, pen, taken)))
+    for index, text, area in reversed(tags):
+        _draw_tag(canvas, text, area, color_of(int(labels[index])), pen)
     return canvas
 
 
 def color_of(label: int) -> Color:
-    """The colour of a label 1, 2, ...; after the palette's end it comes again in other shades."""
-    turn, place = divmod(max(label - 1, 0), len(PALETTE))
+    """The colour of a label 1, 2, ...; after its last colour the palette repeats in other shades."""
+    turn, index = divmod(max(label - 1, 0), len(PALETTE))
     shade = SHADES[turn % len(SHADES)]
     target = 255 if shade > 0 else 0
-    base = PALETTE[(place + 5 * turn) % len(PALETTE)]  # so that labels a palette apart do not look alike
+    base = PALETTE[(index + 5 * turn) % len(PALETTE)]  # so that labels one palette length apart differ
     blue, green, red = (round(channel + (target - channel) * abs(shade)) for channel in base)
     return blue, green, red
 
 
 def grid(images: Sequence[Image], *, columns: int, tile: tuple[int, int]) -> Image:
-    """All images, each fitted into a tile of (height, width) with its proportions kept, in rows of `columns`."""
+    """All images in rows of `columns`, each scaled to fit a tile of (height, width)."""
     assert images
     assert columns >= 1
     height, width = tile
@@ -112,7 +113,7 @@ def grid(images: Sequence[Image], *, columns: int, tile: tuple[int, int]) -> Ima
 
 def _pen_for(image: Image, num_instances: int) -> _Pen:
     side = float(np.sqrt(image.shape[0] * image.shape[1]))
-    crowding = float(np.clip((10 / max(num_instances, 1)) ** 0.25, 0.65, 1.0))  # many tags would hide the image
+    crowding = float(np.clip((10 / max(num_instances, 1)) ** 0.25, 0.65, 1.0))  # many large tags would hide the image
     font_scale = float(np.clip(side / 1300 * crowding, 0.3, 3.0))
     return _Pen(
         line=max(1, round(side / 450)),
@@ -150,45 +151,45 @@ def _whole_box(canvas: Image, box: NDArray[np.float64]) -> Area:
 
 def _tag_text(label: int, score: float | None, names: Sequence[str]) -> str:
     name = names[label - 1] if 1 <= label <= len(names) else str(label)
-    plain = name.encode("ascii", "replace").decode("ascii")  # the font has no other letters
+    plain = name.encode("ascii", "replace").decode("ascii")  # the font has no other characters
     return plain if score is None else f"{plain} {score:.2f}"
 
 
-def _cut_to(text: str, pen: _Pen, room: int) -> str:
-    """As many letters of `text` as a tag of `room` pixels holds."""
-    while len(text) > 1 and cv2.getTextSize(text, FONT, pen.font_scale, pen.font_line)[0][0] + 2 * pen.pad > room:
+def _cut_to(text: str, pen: _Pen, width: int) -> str:
+    """As many characters of `text` as fit a tag of `width` pixels."""
+    while len(text) > 1 and cv2.getTextSize(text, FONT, pen.font_scale, pen.font_line)[0][0] + 2 * pen.pad > width:
         text = text[:-1]
     return text
 
 
-def _tag_place(canvas: Image, box: NDArray[np.float64], text: str, pen: _Pen, taken: list[Area]) -> Area:
-    """Where a tag goes: above its box, else inside, below or beside, in the image and over no other tag if it can.
+def _tag_area(canvas: Image, box: NDArray[np.float64], text: str, pen: _Pen, taken: list[Area]) -> Area:
+    """The area of a tag in the image: above, inside, below or beside its box, with the least overlap with `taken`.
 
-    Adds the place to `taken`.
+    Adds the area to `taken`.
     """
     height, width = canvas.shape[:2]
     x1, y1, x2, y2 = _whole_box(canvas, box)
     (text_width, text_height), descent = cv2.getTextSize(text, FONT, pen.font_scale, pen.font_line)
     tag_width, tag_height = min(text_width + 2 * pen.pad, width), min(text_height + descent + pen.pad, height)
-    wishes = (
+    corners = (
         *((x1, y1 - tag_height), (x1, y1), (x2 - tag_width, y1 - tag_height)),
         *((x1, y2), (x1, y2 - tag_height), (x2 - tag_width, y2 - tag_height), (x2, y1)),
     )
-    places = []
-    for x, y in wishes:
+    areas = []
+    for x, y in corners:
         x, y = min(max(x, 0), width - tag_width), min(max(y, 0), height - tag_height)
-        places.append((x, y, x + tag_width, y + tag_height))
-    place = min(places, key=lambda place: sum(_overlap(place, other) for other in taken))
-    taken.append(place)
-    return place
+        areas.append((x, y, x + tag_width, y + tag_height))
+    area = min(areas, key=lambda area: sum(_overlap(area, other) for other in taken))
+    taken.append(area)
+    return area
 
 
 def _overlap(a: Area, b: Area) -> int:
     return max(0, min(a[2], b[2]) - max(a[0], b[0])) * max(0, min(a[3], b[3]) - max(a[1], b[1]))
 
 
-def _draw_tag(canvas: Image, text: str, place: Area, color: Color, pen: _Pen) -> None:
-    x1, y1, x2, y2 = place
+def _draw_tag(canvas: Image, text: str, area: Area, color: Color, pen: _Pen) -> None:
+    x1, y1, x2, y2 = area
     tag = np.full((y2 - y1, x2 - x1, 3), color, np.uint8)
     _, descent = cv2.getTextSize(text, FONT, pen.font_scale, pen.font_line)
     origin = (pen.pad, tag.shape[0] - descent - pen.pad // 2 + pen.pad // 4)
@@ -197,7 +198,7 @@ def _draw_tag(canvas: Image, text: str, place: Area, color: Color, pen: _Pen) ->
 
 
 def _ink(color: Color) -> Color:
-    """Black or white, whichever reads better on `color` (its luma as in ITU-R BT.601)."""
+    """Black or white, whichever is more legible on `color` (by its luma, ITU-R BT.601)."""
     blue, green, red = color
     return (0, 0, 0) if 0.114 * blue + 0.587 * green + 0.299 * red > 110 else (255, 255, 255)
 

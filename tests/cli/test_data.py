@@ -40,7 +40,7 @@ def test_shapes_are_as_many_and_as_large_as_asked(shapes: Path) -> None:
 
 
 def test_shapes_are_replaced_only_by_force(shapes: Path) -> None:
-    with pytest.raises(DataError, match="already holds shapes made with other values"):
+    with pytest.raises(DataError, match="already holds shapes generated with other values"):
         data("make-shapes", shapes, "--train", 3, "--val", 1)
     assert len(list((shapes / "train").glob("*.jpg"))) == 4
     assert data("make-shapes", shapes, "--train", 3, "--val", 1, "--force").exit_code == 0
@@ -60,7 +60,7 @@ def test_force_never_touches_what_it_did_not_make(shapes: Path, tmp_path: Path) 
     other = tmp_path / "other"
     other.mkdir()
     (other / "shapes.json").write_text('{"mine": true}')
-    with pytest.raises(DataError, match="something else than generated shapes"):
+    with pytest.raises(DataError, match="does not contain generated shapes"):
         data("make-shapes", other, "--force")
     assert (other / "shapes.json").exists()
 
@@ -123,7 +123,7 @@ def test_json_alone_writes_no_page(shapes: Path, tmp_path: Path, monkeypatch: py
 
 def test_a_page_in_the_way_is_found_before_the_work(shapes: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.html").write_text("<html>mine</html>")
-    with pytest.raises(DataError, match=r"mine\.html is there already"):
+    with pytest.raises(DataError, match=r"mine\.html already exists"):
         data("inspect", tmp_path / "nowhere", "--out", tmp_path / "mine.html")
 
 

@@ -300,8 +300,8 @@ def test_results_that_could_only_be_misread_are_refused(bad: dict[str, Any], say
     ("truth", "says"),
     [
         ({"images": []}, "lack images, categories or annotations"),
-        (scene(square(image_id=5)), "annotation 1 is of an image or category"),
-        (scene(square(category_id=5)), "annotation 1 is of an image or category"),
+        (scene(square(image_id=5)), "annotation 1 refers to an image or category"),
+        (scene(square(category_id=5)), "annotation 1 refers to an image or category"),
         (scene(square(bbox=[1, 2, 3])), "no bbox of four numbers"),
         (scene(square()), "the mask of annotation 0 (image 3) cannot be read"),
         ({**scene(), "images": [{"id": 3}, {"id": 3}]}, "two images of the annotations have the same id"),

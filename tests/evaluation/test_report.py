@@ -1,64 +1,18 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+from parsed_page import Page
 
 from maskfleet.errors import TrainingError
 from maskfleet.evaluation.coco_eval import ClassScore, CocoScores
 from maskfleet.evaluation.report import score_text, write_report
-from maskfleet.html.line_charts import (
-    BOTTOM,
-    LEFT,
-    RIGHT,
-    TOP,
-    Series,
-    line_chart,
-    smoothed,
-    thinned,
-    tick_text,
-    ticks,
-)
-
-VOID = {"meta", "link", "img", "line", "circle", "polyline"}
-
-
-class Page(HTMLParser):
-    """A parsed page: it must be well formed, and gives text and tags."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.cells: list[str] = []
-        self.text = ""
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag in ("td", "th"):
-            self.cells.append("")
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "script" not in self.open and "style" not in self.open:
-            self.text += data
-        if "td" in self.open or "th" in self.open:
-            self.cells[-1] += data
 
 
 def scores(base: float, *classes: tuple[str, float, float, int]) -> CocoScores:
@@ -120,9 +74,9 @@ def test_a_given_training_time_is_preferred_to_the_clock_of_the_metrics(tmp_path
 
 def test_the_table_holds_the_twelve_values_of_boxes_and_masks(tmp_path: Path) -> None:
     _, page = report(tmp_path)
-    start = page.cells.index("COCO value")
+    start = page.cells.index("COCO metric")
     rows = [page.cells[start + 3 * row : start + 3 * row + 3] for row in range(13)]
-    assert rows[0] == ["COCO value", "box", "mask"]
+    assert rows[0] == ["COCO metric", "box", "mask"]
     assert [row[1] for row in rows[1:]] == [*(f"{40 + place}.0" for place in range(11)), "–"]
     assert [row[2] for row in rows[1:]] == [*(f"{20 + place}.0" for place in range(11)), "–"]
     assert rows[1][0].startswith("AP")
@@ -222,92 +176,5 @@ def test_a_report_that_cannot_be_written_is_an_error_and_leaves_the_old_one(tmp_
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["report.html"]
 
 
-def coordinates(chart: str) -> list[list[tuple[float, float]]]:
-    return [
-        [tuple(map(float, spot.split(","))) for spot in path.split()]  # type: ignore[misc]
-        for path in re.findall(r'points="([^"]*)"', chart)
-    ]
-
-
-def test_a_line_runs_from_corner_to_corner_of_its_axes() -> None:
-    chart = line_chart([Series("a", [(0, 0.0), (50, 5.0), (100, 10.0)])], title="T")
-    ((first, middle, last),) = coordinates(chart)
-    assert first == (LEFT, BOTTOM)
-    assert last[0] == RIGHT
-    assert last[1] == pytest.approx(TOP + (BOTTOM - TOP) * 0.4 / 10.4, abs=0.1)  # 4% of air above the highest
-    assert middle == (
-        pytest.approx((first[0] + last[0]) / 2, abs=0.1),
-        pytest.approx((first[1] + last[1]) / 2, abs=0.1),
-    )
-    assert re.findall(r'text-anchor="end">([^<]*)<', chart) == ["0", "5", "10"]
-    Page(chart)
-
-
-def test_the_pointer_finds_the_values_of_every_named_line() -> None:
-    chart = line_chart(
-        [Series("raw", [(1, 9.0)], faint=True), Series("a", [(1, 0.12345), (2, 2000.0)], 2)], title="T & Co"
-    )
-    (attributes,) = [attributes for tag, attributes in Page(chart).tags if tag == "figure"]
-    data = json.loads(attributes["data-chart"] or "")
-    assert [line["name"] for line in data["lines"]] == ["a"]
-    assert data["lines"][0]["at"] == [1, 2]
-    assert data["lines"][0]["text"] == ["0.123", "2k"]
-    assert data["lines"][0]["color"] == 2
-
-
-def test_a_few_huge_values_do_not_press_the_rest_flat() -> None:
-    points = [(0.0, 1e6), *((float(x), 1.0) for x in range(1, 200))]
-    ((first, second, *_),) = coordinates(line_chart([Series("a", points)], title="T"))
-    assert first[1] == TOP  # cut off at the top
-    assert second[1] < (TOP + BOTTOM) / 2
-
-
-def test_a_chart_of_one_point_or_of_equal_values_can_be_drawn() -> None:
-    for points in ([(5, 3.0)], [(5, 0.0)], [(1, 7.0), (2, 7.0)]):
-        spots = coordinates(line_chart([Series("a", points)], title="T"))[0]
-        assert all(LEFT <= x <= RIGHT and TOP <= y <= BOTTOM for x, y in spots)
-    assert line_chart([Series("a", [(1, math.nan)])], title="T") == ""
-
-
-def test_ticks_are_round_and_inside() -> None:
-    assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
-    assert ticks(0, 0.97) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
-    assert ticks(13, 88_000, count=6) == [20_000, 40_000, 60_000, 80_000]
-    assert ticks(-1, 1, count=4) == pytest.approx([-1, -0.5, 0, 0.5, 1])
-    assert ticks(3, 3) == [3]
-
-
-def test_numbers_on_axes_are_short() -> None:
-    texts = [tick_text(value) for value in (0, 0.25, 12_000, 1_500_000, 2e-5, -3000, 999)]
-    assert texts == ["0", "0.25", "12k", "1.5M", "2e-05", "-3k", "999"]
-
-
-def test_smoothing_keeps_straight_lines_and_constants() -> None:
-    line = [(float(x), 2.0 * x) for x in range(100)]
-    assert [y for _, y in smoothed(line)[:90]] == pytest.approx([y for _, y in line[:90]])
-    flat = [(float(x), 3.0) for x in range(7)]
-    assert smoothed(flat) == flat
-
-
-def test_smoothing_is_a_mean_of_neighbours() -> None:
-    # Ten points: one neighbour on either side; none at the start; only the one before at the end.
-    values = [0, 3, 0, 0, 6, 0, 0, 0, 9, 3]
-    got = [y for _, y in smoothed([(float(x), float(y)) for x, y in enumerate(values)])]
-    assert got == pytest.approx([0, 1, 1, 2, 2, 2, 0, 3, 4, 6])
-    assert smoothed([(0, 1.0), (1, math.nan), (2, 1.0)]) == [(0, 1.0), (2, 1.0)]
-
-
-def test_thinning_keeps_order_and_every_spike() -> None:
-    points = [(float(x), 0.0) for x in range(100_000)]
-    points[77_777] = (77_777.0, 5.0)
-    points[12_345] = (12_345.0, -5.0)
-    thin = thinned(points, 600)
-    assert len(thin) <= 600
-    assert thin == sorted(thin)
-    assert (77_777.0, 5.0) in thin
-    assert (12_345.0, -5.0) in thin
-    assert thinned(points[:600], 600) == points[:600]
-
-
-def test_scores_read_as_points_of_a_hundred() -> None:
+def test_scores_read_as_percentages() -> None:
     assert [score_text(value) for value in (0, 0.3771, 1, -1, math.nan)] == ["0.0", "37.7", "100.0", "–", "–"]

@@ -1,4 +1,4 @@
-"""`maskfleet data`: make, inspect, convert and stage sets of annotated images."""
+"""`maskfleet data`: make, inspect, convert and stage data sets."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from maskfleet.cli.stage import stage
 if TYPE_CHECKING:
     from maskfleet.data.inspect.report import Report, Resize
 
-app = typer.Typer(help="Make, inspect, convert and stage sets of annotated images.", no_args_is_help=True)
+app = typer.Typer(help="Make, inspect, convert and stage data sets.", no_args_is_help=True)
 
 WorkersOption = Annotated[
-    int | None, typer.Option(min=0, help="Processes that work at once; 0 for none but this one.", show_default=False)
+    int | None, typer.Option(min=0, help="Parallel worker processes; 0 for none.", show_default=False)
 ]
 PageOption = Annotated[
     Path | None, typer.Option("--out", "-o", help="HTML page to write.", show_default="inspect.html; none with --json")
@@ -29,7 +29,7 @@ PageOption = Annotated[
 
 
 class Form(StrEnum):
-    """What `convert` reads."""
+    """The formats that `convert` reads."""
 
     YOLO = "yolo"
     VOC = "voc"
@@ -38,26 +38,28 @@ class Form(StrEnum):
 
 @app.command("make-shapes")
 def make_shapes(
-    folder: Annotated[Path, typer.Argument(help="New folder for the set.")],
+    folder: Annotated[Path, typer.Argument(help="New folder for the data set.")],
     train: Annotated[int, typer.Option(min=0, help="Training images.")] = 200,
     val: Annotated[int, typer.Option(min=0, help="Validation images.")] = 50,
     height: Annotated[str, typer.Option(help="Height in pixels, or a range.")] = "192-288",
     width: Annotated[str, typer.Option(help="Width in pixels, or a range.")] = "192-288",
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0,
     classes: Annotated[int, typer.Option(help="Number of classes, 1 to 10.")] = 6,
-    max_objects: Annotated[int, typer.Option(help="Most objects in an image.")] = 8,
-    crowds: Annotated[float, typer.Option(help="Share of the images that hold a crowd region.")] = 0.05,
+    max_objects: Annotated[int, typer.Option(help="Maximum number of objects per image.")] = 8,
+    crowds: Annotated[float, typer.Option(help="Fraction of images with a crowd region.")] = 0.05,
     workers: WorkersOption = 1,
-    force: Annotated[bool, typer.Option(help="Replace shapes made before with other values; nothing else.")] = False,
+    force: Annotated[
+        bool, typer.Option(help="Replace shapes that were generated with other values; nothing else.")
+    ] = False,
 ) -> None:
-    """Draw a COCO-format set of shapes: for a first run, tests and benchmarks."""
+    """Generate a COCO-format data set of shapes for first runs, tests and benchmarks."""
     from contextlib import nullcontext
 
     from maskfleet.data.synthetic import dataset as synthetic
     from maskfleet.data.synthetic.folder import replacing_shapes
 
     sides = _pixel_range("--height", height), _pixel_range("--width", width)
-    with replacing_shapes(folder) if force else nullcontext(), _progress() as tell:
+    with replacing_shapes(folder) if force else nullcontext(), _progress() as report_progress:
         synthetic.make_shapes(
             folder,
             num_train=train,
@@ -69,10 +71,10 @@ def make_shapes(
             max_objects=max_objects,
             crowd_fraction=crowds,
             workers=workers or 1,
-            progress=lambda done, total: tell("drawing", done, total),
+            progress=lambda done, total: report_progress("drawing", done, total),
         )
     out.print(f"{folder}: {train} training and {val} validation images of shapes", markup=False)
-    out.print(f"Look at them with: maskfleet data inspect {folder}", markup=False)
+    out.print(f"Inspect it with: maskfleet data inspect {folder}", markup=False)
 
 
 @app.command()
@@ -81,19 +83,19 @@ def inspect(
         Path | None, typer.Argument(help="COCO folder, or an annotation file with --images.", show_default=False)
     ] = None,
     split: Annotated[
-        list[str] | None, typer.Option(help="Split of the folder; may be repeated; all by default.", show_default=False)
+        list[str] | None, typer.Option(help="Split of the folder; repeatable; all by default.", show_default=False)
     ] = None,
-    annotations: Annotated[Path | None, typer.Option(help="Annotation file of your own set.")] = None,
-    images: Annotated[Path | None, typer.Option(help="Folder of that file's images.")] = None,
+    annotations: Annotated[Path | None, typer.Option(help="Annotation file.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Image folder of that annotation file.")] = None,
     page: PageOption = None,
     as_json: JsonOption = False,
-    decode: Annotated[bool, typer.Option(help="Decode every image, or read the headers only.")] = True,
-    samples: Annotated[int, typer.Option(min=0, help="Images of each split that the page shows.")] = 24,
+    decode: Annotated[bool, typer.Option(help="Decode every image, or only read the headers.")] = True,
+    samples: Annotated[int, typer.Option(min=0, help="Images per split on the page.")] = 24,
     short_edge: Annotated[int, typer.Option(min=1, help="Short side in training, for the shape buckets.")] = 800,
-    max_size: Annotated[int, typer.Option(min=1, help="Long side in training at most, for the buckets.")] = 1333,
+    max_size: Annotated[int, typer.Option(min=1, help="Maximum long side in training, for the shape buckets.")] = 1333,
     workers: WorkersOption = None,
 ) -> None:
-    """Check a COCO-format set, count what is in it, and write a page to look at. Exit code 1: it has errors."""
+    """Check a COCO-format data set and write an HTML page about it. Exit code 1: it has errors."""
     from maskfleet.data.inspect.page import expect_replaceable, write_page
     from maskfleet.data.inspect.report import inspect_splits, report_json, splits_to_inspect
 
@@ -101,7 +103,7 @@ def inspect(
     if page is not None:
         expect_replaceable(page)
     found, notes = splits_to_inspect(path, split or [], annotations=annotations, images=images)
-    with _progress() as tell:
+    with _progress() as report_progress:
         report = inspect_splits(
             found,
             resize=_resize(short_edge, max_size),
@@ -109,10 +111,10 @@ def inspect(
             workers=workers,
             num_samples=samples,
             notes=notes,
-            progress=lambda name, done, total: tell(f"checking {name}", done, total),
+            progress=lambda name, done, total: report_progress(f"checking {name}", done, total),
         )
         if page is not None:
-            write_page(report, page, progress=lambda done, total: tell("drawing", done, total))
+            write_page(report, page, progress=lambda done, total: report_progress("drawing", done, total))
     if as_json:
         print_raw(json.dumps(report_json(report), indent=2, allow_nan=False))
     else:
@@ -124,19 +126,23 @@ def inspect(
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="Folder of the set to convert.")],
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the COCO-format set.")],
-    form: Annotated[Form, typer.Option("--from", help="What IN is.")],
-    link: Annotated[bool, typer.Option(help="Link to the images instead of copying them.")] = False,
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Folder of the data set to convert.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the COCO-format data set.")],
+    form: Annotated[Form, typer.Option("--from", help="Format of IN.")],
+    link: Annotated[bool, typer.Option(help="Symlink the images instead of copying them.")] = False,
     workers: WorkersOption = None,
 ) -> None:
     """Convert YOLO, Pascal VOC or LabelMe to COCO, then check the result. Exit code 1: it has errors."""
     from maskfleet.data.convert.convert import convert as convert_set
     from maskfleet.data.inspect.report import inspect_splits, splits_to_inspect
 
-    with _progress() as tell:
+    with _progress() as report_progress:
         converted = convert_set(
-            source, target, form=form.value, link=link, progress=lambda name, done, total: tell(name, done, total)
+            source,
+            target,
+            form=form.value,
+            link=link,
+            progress=lambda name, done, total: report_progress(name, done, total),
         )
         found, _ = splits_to_inspect(target)
         report = inspect_splits(
@@ -145,10 +151,10 @@ def convert(
             workers=workers,
             num_samples=0,
             notes=converted.notes,
-            progress=lambda name, done, total: tell(f"checking {name}", done, total),
+            progress=lambda name, done, total: report_progress(f"checking {name}", done, total),
         )
     _print_summary(report)
-    out.print(f"Look at them with: maskfleet data inspect {target}", markup=False)
+    out.print(f"Inspect it with: maskfleet data inspect {target}", markup=False)
     raise typer.Exit(1 if report.num_errors else 0)
 
 
@@ -179,7 +185,7 @@ def _print_summary(report: Report) -> None:
         out.print("\n[green]no problems found[/]")
         return
     out.print(f"\n{_number(report.num_errors, 'error')}, {_number(report.num_warnings, 'warning')}")
-    table = Table("", "kind", "how many", "remedy", box=None, pad_edge=False, header_style="bold")
+    table = Table("", "kind", "count", "remedy", box=None, pad_edge=False, header_style="bold")
     for severity, kind, count in kinds:
         mark = "[bold red]error[/]" if severity == "error" else "[yellow]warning[/]"
         table.add_row(mark, kind, f"{count:,}", escape(KINDS[kind][1]))
@@ -191,7 +197,7 @@ def _number(count: int, noun: str) -> str:
 
 
 def _resize(short_edge_px: int, max_size_px: int) -> Resize:
-    """How a model of default architecture resizes images."""
+    """How a model of the default architecture resizes images."""
     from maskfleet.config.model import ModelConfig
     from maskfleet.data.inspect.report import Resize
 
@@ -213,16 +219,16 @@ def _pixel_range(option: str, text: str) -> tuple[int, int]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on the error stream; the function yielded is told (what is done, steps done, steps in all)."""
+    """A progress bar on stderr; yields a function to call with (current step, items done, items in total)."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
         tasks = {}
 
-        def tell(what: str, done: int, total: int) -> None:
+        def report_progress(what: str, done: int, total: int) -> None:
             if what not in tasks:
                 tasks[what] = bars.add_task(what, total=total)
             bars.update(tasks[what], completed=done)
 
-        yield tell
+        yield report_progress

@@ -1,4 +1,4 @@
-"""`maskfleet data stage`: bring a data set to where training reads it."""
+"""`maskfleet data stage`: copy a data set to where training reads it."""
 
 from __future__ import annotations
 
@@ -26,45 +26,47 @@ def stage(
     destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="s3://bucket/prefix, or a folder.")],
     manifest: Annotated[
         Path | None,
-        typer.Option(help="What SOURCE must hold.", show_default="manifest.jsonl of SOURCE, if it has one"),
+        typer.Option(
+            help="Manifest of the files that SOURCE must have.", show_default="manifest.jsonl of SOURCE, if it has one"
+        ),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, max=256, help="Files that are copied at once.")] = 16,
-    check: Annotated[bool, typer.Option("--check", help="Copy nothing; read all of DESTINATION and compare.")] = False,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Files copied in parallel.")] = 16,
+    check: Annotated[bool, typer.Option("--check", help="Copy nothing; read DESTINATION and verify it.")] = False,
 ) -> None:
-    """Copy a data set from S3 to a folder, or back: verified, and what is complete is not copied again."""
+    """Copy a data set from S3 to a folder or back, with checksums; complete files are not copied again."""
     from maskfleet.data.stage import stage as staging
     from maskfleet.log import duration_text
 
     started_at = time.monotonic()
     err.print(f"{'Checking' if check else 'Staging'} {source} -> {destination}", markup=False)
-    with _progress("checking" if check else "copying") as tell:
+    with _progress("checking" if check else "copying") as report_progress:
         act = staging.check if check else staging.stage
-        done = act(source, destination, manifest=manifest, workers=workers, progress=tell)
+        done = act(source, destination, manifest=manifest, workers=workers, progress=report_progress)
     elapsed_s = time.monotonic() - started_at
     for note in done.notes:
         err.print(f"note: {note}", markup=False)
     total = f"{done.files:,} files, {size_text(done.total_bytes)}"
     if check:
-        out.print(f"{destination}: {total}, all as in {done.manifest}", markup=False)
+        out.print(f"{destination}: {total}, all match {done.manifest}", markup=False)
         return
     if done.files_copied:
         rate = f"{size_text(done.bytes_copied / max(elapsed_s, 1e-3))}/s"
         copied = f"{done.files_copied:,} copied ({size_text(done.bytes_copied)} in {duration_text(elapsed_s)}, {rate})"
     else:
-        copied = "all were there and complete"
+        copied = "all were already complete"
     out.print(f"{destination}: {total}; {copied}", markup=False)
     out.print(f"Manifest written: {done.manifest}", markup=False)
 
 
 class Meter:
-    """Bytes a second over the last half minute, and from it the time that is left."""
+    """Bytes per second over the last 30 s, and the remaining time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seen: deque[tuple[float, int]] = deque([(clock(), 0)])
 
     def text(self, tally: Tally) -> str:
-        """One line on how far it is."""
+        """Progress, rate and remaining time as one line."""
         from maskfleet.log import duration_text
 
         now = self._clock()
@@ -81,18 +83,18 @@ class Meter:
 
 @contextmanager
 def _progress(verb: str) -> Iterator[Callable[[Tally], None]]:
-    """A bar on a terminal, and elsewhere a line every ten seconds."""
+    """A progress bar on a terminal, elsewhere a line every ten seconds."""
     meter = Meter()
     if not err.is_terminal:
         last_at = time.monotonic()
 
-        def tell(tally: Tally) -> None:
+        def report_progress(tally: Tally) -> None:
             nonlocal last_at
             if time.monotonic() - last_at >= LINE_EVERY_S:
                 last_at = time.monotonic()
                 err.print(f"{verb}: {meter.text(tally)}", markup=False)
 
-        yield tell
+        yield report_progress
         return
     from rich.progress import BarColumn, Progress, TextColumn
 

@@ -1,6 +1,6 @@
-"""What an image file says of itself before its pixels: size, channels, depth, orientation, and whether it is whole.
+"""Reads size, channels, bit depth, orientation and completeness of an image file without decoding its pixels.
 
-JPEG and PNG are read here, a few hundred bytes each; any other format is decoded to find out.
+JPEG and PNG need a few hundred bytes each; any other format is decoded.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ MAX_HEADER_SEGMENTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """The facts of an image file that its pixels are not needed for."""
+    """The properties of an image file that are known without its pixels."""
 
     width: int
     height: int
     colour: str  # "colour", "grey" or "cmyk"
-    bits: int  # of a channel
+    bits: int  # per channel
     has_alpha: bool
     orientation: int  # EXIF's 1..8; 1 is upright
-    is_whole: bool  # False: the end of the file is missing
+    is_whole: bool  # False: the file is truncated
 
 
 class ImageFileError(Exception):
-    """The file is no image that can be read; says why."""
+    """The file is not a readable image; the message says why."""
 
 
 def read_image_header(path: Path) -> ImageHeader:
-    """Facts of an image file; ImageFileError if it is none, OSError if it cannot be opened."""
+    """The header of an image file; ImageFileError if it is not an image, OSError if it cannot be opened."""
     with path.open("rb") as file:
         start = file.read(len(PNG_START))
         if not start:
@@ -60,7 +60,7 @@ def _jpeg(file: BinaryIO) -> ImageHeader:
     for _ in range(MAX_HEADER_SEGMENTS):
         lead, marker = struct.unpack(">BB", file.read(2))
         if lead != 0xFF:
-            raise ImageFileError(f"no marker where one should be, at byte {file.tell() - 2}")
+            raise ImageFileError(f"no JPEG marker at byte {file.tell() - 2}")
         if marker == 0xFF:  # a fill byte
             file.seek(-1, 1)
             continue
@@ -77,14 +77,14 @@ def _jpeg(file: BinaryIO) -> ImageHeader:
         elif marker == 0xDA:
             break
     if frame is None:
-        raise ImageFileError("it says nowhere how large it is")
+        raise ImageFileError("its header has no size")
     bits, height, width, channels = frame
     colour = {1: "grey", 4: "cmyk"}.get(channels, "colour")
     return ImageHeader(width, height, colour, bits, False, orientation, _jpeg_ends(file))
 
 
 def _jpeg_ends(file: BinaryIO) -> bool:
-    """Whether the end marker follows the pixels; it cannot occur inside them. Most files have it at their very end."""
+    """Whether the end marker follows the pixels, where it cannot occur; it is usually in the last bytes of the file."""
     pixels_start = file.tell()
     file.seek(0, 2)
     file.seek(max(pixels_start, file.tell() - 32))
@@ -110,7 +110,7 @@ def _png(file: BinaryIO) -> ImageHeader:
             break
         file.seek(length - len(data) + 4, 1)
     if frame is None:
-        raise ImageFileError("it says nowhere how large it is")
+        raise ImageFileError("its header has no size")
     width, height, bits, colour_type = frame
     if colour_type not in PNG_COLOURS:
         raise ImageFileError(f"PNG has no colour type {colour_type}")
@@ -123,7 +123,7 @@ def _png(file: BinaryIO) -> ImageHeader:
 
 
 def _exif_orientation(tiff: bytes) -> int:
-    """The orientation tag of EXIF data; 1, upright, where there is none or the data are broken."""
+    """The orientation tag of EXIF data; 1 (upright) if there is none or the data are invalid."""
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None:
         return 1
@@ -142,7 +142,7 @@ def _exif_orientation(tiff: bytes) -> int:
 def _decoded(path: Path) -> ImageHeader:
     pixels = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
     if pixels is None:
-        raise ImageFileError("no known image format")
+        raise ImageFileError("unknown image format")
     channels = 1 if pixels.ndim == 2 else pixels.shape[2]
     colour = "grey" if channels <= 2 else "colour"
     bits = 8 * np.dtype(pixels.dtype).itemsize

@@ -1,7 +1,7 @@
-"""COCO's average precision of a list of results: the one adapter to hotcoco.
+"""COCO's average precision of a list of results, computed by hotcoco.
 
-The numbers are pycocotools': area ranges of detections go by the area of the box even for masks, a mean over nothing
-is -1, and an image's ties keep the order of the results.
+The numbers equal those of pycocotools: detections are assigned to area ranges by the area of the box even for masks,
+a mean over nothing is -1, and ties within an image keep the order of the results.
 
 Shapes: T IoU thresholds (0.5:0.05:0.95), R recall levels, K categories by id, A area ranges, M detection limits.
 """
@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskfleet.errors import DataError
-from maskfleet.evaluation.mask_checks import bad_mask
+from maskfleet.rle import bad_mask
 
 Kind = Literal["bbox", "segm"]
-ALL, SMALL, MEDIUM, LARGE = range(4)  # places of the area ranges in A
-IOU_50, IOU_75 = 0, 5  # places in T
-NOTHING = -1.0  # the score of what has no ground truth
+ALL, SMALL, MEDIUM, LARGE = range(4)  # indices in A
+IOU_50, IOU_75 = 0, 5  # indices in T
+NOTHING = -1.0  # the score if there is no ground truth
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ClassScore:
 class CocoScores:
     """COCO's twelve values, 0..1, or -1 where there is no ground truth to measure against.
 
-    `ar100` and all values that name no limit count at most `max_detections` detections an image, 100 by custom.
+    `ar100` and all values that name no limit use at most `max_detections` detections per image, 100 by default.
     """
 
     ap: float
@@ -88,8 +88,8 @@ def evaluate_detections(
     detections = _read_json(results) if isinstance(results, Path) else results
     dataset = _checked_truth(truth, kinds)
     coco_truth = hotcoco.COCO(dataset)
-    coco_found = coco_truth.load_res(_checked_results(detections, dataset, kinds))
-    return {kind: _scores(coco_truth, coco_found, kind, max_detections, dataset) for kind in kinds}
+    coco_results = coco_truth.load_res(_checked_results(detections, dataset, kinds))
+    return {kind: _scores(coco_truth, coco_results, kind, max_detections, dataset) for kind in kinds}
 
 
 def metric_names(scores: Mapping[str, CocoScores]) -> dict[str, float]:
@@ -101,8 +101,8 @@ def metric_names(scores: Mapping[str, CocoScores]) -> dict[str, float]:
     }
 
 
-def _scores(truth: Any, found: Any, kind: Kind, max_detections: int, dataset: Mapping[str, Any]) -> CocoScores:
-    evaluation = hotcoco.COCOeval(truth, found, kind)
+def _scores(truth: Any, results: Any, kind: Kind, max_detections: int, dataset: Mapping[str, Any]) -> CocoScores:
+    evaluation = hotcoco.COCOeval(truth, results, kind)
     limits = [min(1, max_detections), min(10, max_detections), max_detections]
     evaluation.params.max_dets = limits
     evaluation.evaluate()
@@ -140,11 +140,11 @@ def _class_scores(
         ClassScore(
             category_id=category_id,
             name=names[category_id],
-            ap=_mean(precision[:, :, place, ALL, -1]),
-            ap50=_mean(precision[IOU_50, :, place, ALL, -1]),
+            ap=_mean(precision[:, :, index, ALL, -1]),
+            ap50=_mean(precision[IOU_50, :, index, ALL, -1]),
             num_objects=num_objects[category_id],
         )
-        for place, category_id in enumerate(category_ids)
+        for index, category_id in enumerate(category_ids)
     )
 
 
@@ -165,9 +165,9 @@ def _read_json(path: Path) -> Any:
 def _checked_truth(truth: Mapping[str, Any], kinds: Sequence[Kind]) -> dict[str, Any]:
     """The part of an annotation file that scoring needs, with new annotation ids.
 
-    Annotation ids do not matter to a score, but COCO tools misread a file in which one is 0 or used twice.
+    Scores do not depend on annotation ids, but COCO tools misread files with an id of 0 or with duplicate ids.
     """
-    remedy = "mend the annotation file: maskfleet data inspect lists what is wrong with it"
+    remedy = "fix the annotation file; maskfleet data inspect lists its problems"
     if not isinstance(truth, Mapping) or not all(
         isinstance(truth.get(key), list) for key in ("images", "categories", "annotations")
     ):
@@ -188,7 +188,7 @@ def _checked_truth(truth: Mapping[str, Any], kinds: Sequence[Kind]) -> dict[str,
     for index, annotation in enumerate(truth["annotations"], start=1):
         name = f"annotation {annotation.get('id', index)}"
         if annotation.get("image_id") not in image_ids or annotation.get("category_id") not in category_ids:
-            raise DataError(f"{name} is of an image or category that the file does not list", remedy=remedy)
+            raise DataError(f"{name} refers to an image or category that the file does not list", remedy=remedy)
         annotations.append(_plain_annotation(index, annotation, name=name, remedy=remedy))
     dataset = {"images": images, "categories": categories, "annotations": annotations}
     if "segm" in kinds:
@@ -216,7 +216,7 @@ def _plain_annotation(new_id: int, annotation: Mapping[str, Any], *, name: str, 
 def _checked_results(
     results: Sequence[Mapping[str, Any]], dataset: Mapping[str, Any], kinds: Sequence[Kind]
 ) -> list[dict[str, Any]]:
-    """`results` with the fields that scoring needs and no others; an error if one of them could only be misread."""
+    """`results` with the fields that scoring needs and no others; an error if one of them is not valid."""
     remedy = "write the results again, with the image and category ids of this annotation file"
     if not isinstance(results, Sequence) or not all(isinstance(result, Mapping) for result in results):
         raise DataError("the results are not a list of objects", remedy=remedy)

@@ -1,8 +1,7 @@
-"""The report of a run: one HTML file that holds everything it shows and asks nothing of the network."""
+"""The report of a run: one self-contained HTML file."""
 
 from __future__ import annotations
 
-import base64
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -11,19 +10,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 from maskfleet.errors import TrainingError
 from maskfleet.evaluation.coco_eval import CocoScores
-from maskfleet.html.line_charts import Point, Series, line_chart, smoothed
+from maskfleet.html.charts import Point, Series, line_chart, smoothed
+from maskfleet.html.images import data_uri
+from maskfleet.html.page import render
 from maskfleet.log import duration_text
 from maskfleet.system.files import write_atomically
 
 FILE = "report.html"
+TEMPLATE = Path(__file__).with_name("report.html.jinja")
 KINDS = {"bbox": "box", "segm": "mask"}
 VALUES = (
     ("ap", "AP", "mean over IoU 0.50 to 0.95"),
@@ -32,20 +32,19 @@ VALUES = (
     ("ap_small", "AP small", "objects under 32² pixels"),
     ("ap_medium", "AP medium", "32² to 96² pixels"),
     ("ap_large", "AP large", "over 96² pixels"),
-    ("ar1", "AR 1", "recall with 1 detection an image"),
+    ("ar1", "AR 1", "recall with 1 detection per image"),
     ("ar10", "AR 10", "with 10"),
     ("ar100", "AR 100", "with 100"),
     ("ar_small", "AR small", "objects under 32² pixels"),
     ("ar_medium", "AR medium", "32² to 96² pixels"),
     ("ar_large", "AR large", "over 96² pixels"),
 )
-MAX_PICTURE_PX = 1400  # longer side of a picture in the page
-JPEG_QUALITY = 86
+MAX_PICTURE_PX = 1400  # longer side of an image in the page
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One of the figures at the head of the page."""
+    """One of the key numbers at the top of the page."""
 
     label: str
     value: str
@@ -64,21 +63,23 @@ def write_report(
 ) -> Path:
     """Write RUN_DIR/report.html and return its path.
 
-    `metrics` are the lines of metrics.jsonl, `scores` those of the finished model by `bbox` and `segm`; pictures are
-    [H, W, 3] BGR. What is empty has no section. `code` in backticks in a next step is set as such. A fact named
-    "training time" stands at the head in place of the time between the first and the last line of metrics.
+    `metrics` are the lines of metrics.jsonl, `scores` those of the trained model by `bbox` and `segm`; pictures are
+    [H, W, 3] BGR. Empty arguments have no section. Text in backticks in a next step is shown as code. A fact named
+    "training time" replaces the time between the first and the last line of metrics at the top of the page.
     """
     training = [record for record in metrics if "learning_rate" in record]
-    page = _template().render(
+    page = render(
+        TEMPLATE,
+        made_by="report",
         name=run_dir.resolve().name,
         written_at=datetime.now().astimezone().strftime("%d %B %Y, %H:%M %Z"),
         lead=_lead(training, metrics),
         tiles=_tiles(training, scores, facts),
-        charts=[Markup(chart) for chart in _charts(training, metrics) if chart],  # noqa: S704 - escaped by charts.py
+        charts=[chart for chart in _charts(training, metrics) if chart],
         score_rows=_score_rows(scores),
         class_rows=_class_rows(scores),
         kinds=[KINDS[kind] for kind in KINDS if kind in scores],
-        pictures=[(title, _data_uri(picture)) for title, picture in pictures],
+        pictures=[(title, data_uri(picture, max_px=MAX_PICTURE_PX)) for title, picture in pictures],
         config_text=config_text,
         facts=facts,
         next_steps=[_with_code(step) for step in next_steps],
@@ -89,26 +90,16 @@ def write_report(
         write_atomically(path, page)
     except OSError as error:
         raise TrainingError(
-            f"cannot write the report {path}: {error.strerror}", remedy="make room or choose another run directory"
+            f"cannot write the report {path}: {error.strerror}",
+            remedy="free some disk space, or choose another directory",
         ) from error
     return path
 
 
-def _template() -> Any:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("report.html.jinja")
-
-
 def _lead(training: Sequence[Mapping[str, float]], metrics: Sequence[Mapping[str, float]]) -> str:
-    """The sentence below the title."""
+    """The sentence under the title."""
     if not training:
-        return "No training was recorded; the scores are of the given weights."
+        return "No training was recorded; the scores are those of the given weights."
     last = training[-1]
     text = f"{int(last['step']):,} steps, {int(last['epoch']):,} epochs"
     evaluated = [record for record in metrics if record.get("mAP(bbox)/IoU=0.5:0.95", -1) >= 0]
@@ -136,27 +127,27 @@ def _tiles(
     return tiles
 
 
-def _charts(training: Sequence[Mapping[str, float]], metrics: Sequence[Mapping[str, float]]) -> list[str]:
-    """The figures, most telling first; an empty one is an empty string."""
+def _charts(training: Sequence[Mapping[str, float]], metrics: Sequence[Mapping[str, float]]) -> list[Markup]:
+    """The charts, most important first; one without points is empty."""
     ap = {f"mAP({kind})/{iou}": f"{word} {name}" for kind, word in KINDS.items() for iou, name in _AP_LINES}
     waits = [(step, 1000 * wait_s) for step, wait_s in _points(training, "data_wait_s")]
     return [
         line_chart(_raw_and_smooth("loss", _points(training, "total_cost"), 1), title="Total loss"),
         line_chart(
-            [Series(label, _known(_points(metrics, name)), place) for place, (name, label) in enumerate(ap.items(), 1)],
-            title="AP on the validation set",
+            [Series(label, _known(_points(metrics, name)), color) for color, (name, label) in enumerate(ap.items(), 1)],
+            title="Validation AP",
             y_text=lambda score: f"{100 * score:.4g}",
         ),
         line_chart(
             [
-                Series(name, smoothed(_points(training, name)), place)
-                for place, name in enumerate(_loss_terms(training), 1)
+                Series(name, smoothed(_points(training, name)), color)
+                for color, name in enumerate(_loss_terms(training), 1)
             ],
             title="Loss terms, smoothed",
         ),
         line_chart([Series("learning rate", _points(training, "learning_rate"))], title="Learning rate"),
         line_chart(_raw_and_smooth("images/s", _points(training, "images_per_s"), 3), title="Speed, images/s"),
-        line_chart(_raw_and_smooth("ms", waits, 4), title="Wait for data, ms a step"),
+        line_chart(_raw_and_smooth("ms", waits, 4), title="Data wait, ms per step"),
     ]
 
 
@@ -176,12 +167,12 @@ def _known(points: Sequence[Point]) -> list[Point]:
 
 
 def _loss_terms(training: Sequence[Mapping[str, float]]) -> list[str]:
-    """Names of the terms of the loss; not the shares of single pyramid levels."""
+    """Names of the loss terms, without those of single pyramid levels."""
     return [name for name in (training[-1] if training else {}) if name.endswith("_loss") and "/level" not in name]
 
 
 def _score_rows(scores: Mapping[str, CocoScores]) -> list[tuple[str, str, list[str]]]:
-    """Name, meaning and value by kind, of each of COCO's twelve values."""
+    """Name, meaning and values by kind, for each of COCO's twelve metrics."""
     kinds = [kind for kind in KINDS if kind in scores]
     return [
         (name, meaning, [score_text(getattr(scores[kind], field)) for kind in kinds])
@@ -191,7 +182,7 @@ def _score_rows(scores: Mapping[str, CocoScores]) -> list[tuple[str, str, list[s
 
 
 def _class_rows(scores: Mapping[str, CocoScores]) -> list[dict[str, Any]]:
-    """Each category with its scores by kind, best box AP (or mask AP, without boxes) first, unmeasured ones last."""
+    """Categories with their scores by kind, best box AP first (mask AP without boxes), unmeasured ones last."""
     kinds = [kind for kind in KINDS if kind in scores]
     if not kinds:
         return []
@@ -212,19 +203,10 @@ def _class_rows(scores: Mapping[str, CocoScores]) -> list[dict[str, Any]]:
 
 
 def score_text(score: float) -> str:
-    """A score of 0..1 in points of 100; a dash for what could not be measured."""
+    """A score of 0..1 as a percentage; a dash if it could not be measured."""
     return f"{100 * score:.1f}" if math.isfinite(score) and score >= 0 else "–"
 
 
-def _data_uri(picture: NDArray[np.uint8]) -> str:
-    scale = MAX_PICTURE_PX / max(picture.shape[:2])
-    if scale < 1:
-        picture = cv2.resize(picture, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)  # type: ignore[assignment]
-    encoded, jpeg = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
-    assert encoded
-    return f"data:image/jpeg;base64,{base64.b64encode(jpeg.tobytes()).decode()}"
-
-
 def _with_code(text: str) -> Markup:
-    """`text` with what stands in backticks set as code."""
+    """`text` as HTML, with text in backticks as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped first

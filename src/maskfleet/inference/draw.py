@@ -21,7 +21,7 @@ MIN_DRAWN_PX = 320  # longer side of a drawn picture
 
 
 def drawn_detections(picture: Picture, results: Sequence[dict[str, Any]], categories: Categories) -> Picture:
-    """`picture` with COCO `results` drawn on it; a small one is enlarged."""
+    """`picture` with COCO `results` drawn on it; small images are enlarged."""
     factor = _enlargement(picture)
     label_of = {identity: label for label, (identity, _) in enumerate(categories, 1)}
     boxes = np.array([result["bbox"] for result in results], np.float64).reshape(-1, 4)
@@ -40,7 +40,7 @@ def drawn_detections(picture: Picture, results: Sequence[dict[str, Any]], catego
 
 
 def drawn_truth(store: AnnotationStore, index: int) -> Picture:
-    """Image `index` of `store` with its annotations drawn on it; a small one is enlarged."""
+    """Image `index` of `store` with its annotations drawn on it; small images are enlarged."""
     record = store.image(index)
     picture = read_image(record.path, image_id=record.id)
     factor = _enlargement(picture)
@@ -55,7 +55,7 @@ def drawn_truth(store: AnnotationStore, index: int) -> Picture:
 
 
 def _enlargement(picture: Picture) -> int:
-    """Factor by which a small picture is enlarged, so that its labels can be read."""
+    """The factor by which a small image is enlarged, so that its labels are legible."""
     longer: int = max(picture.shape[:2])
     return max(1, -(-MIN_DRAWN_PX // longer))
 
@@ -65,7 +65,7 @@ def _enlarged(pixels: NDArray[Scalar], factor: int) -> NDArray[Scalar]:
 
 
 def _filled(polygons: Sequence[NDArray[np.float64]], hw: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Polygons as pixels, accurate enough for a picture."""
+    """Polygons as pixels, to the nearest pixel."""
     canvas = np.zeros(hw, np.uint8)
     for polygon in polygons:
         cv2.fillPoly(canvas, [np.round(polygon).astype(np.int32)], 1)

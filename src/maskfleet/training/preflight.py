@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from maskfleet.config.run import RunConfig
-from maskfleet.data.checks.annotations import bad_images, check_split, raise_for, summarise
+from maskfleet.data.checks.annotations import check_split
+from maskfleet.data.checks.problems import bad_images, raise_for, summarise
 from maskfleet.data.store.annotations import AnnotationStore
 from maskfleet.data.store.dataset import open_stores
 from maskfleet.errors import ConfigError, DataError, WeightsError

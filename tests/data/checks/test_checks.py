@@ -11,15 +11,8 @@ import numpy as np
 import pytest
 from coco_files import annotation, coco_tree, square
 
-from maskfleet.data.checks.annotations import (
-    KINDS,
-    Problem,
-    bad_images,
-    check_annotations,
-    check_split,
-    raise_for,
-    summarise,
-)
+from maskfleet.data.checks.annotations import KINDS, check_annotations, check_split
+from maskfleet.data.checks.problems import Problem, bad_images, raise_for, summarise
 from maskfleet.data.checks.self_intersection import MAX_TESTED_POINTS, self_crossing_parts
 from maskfleet.data.image_header import read_image_header
 from maskfleet.data.store.annotations import AnnotationStore, clean_instances, open_store
@@ -156,7 +149,7 @@ def test_a_size_turned_by_exif_is_explained(split: SplitPaths) -> None:
     (split.images / "1.jpg").write_bytes(with_exif(turned, 8))
     size, rotated = check(split)
     assert (size.kind, rotated.kind) == ("image-size", "image-rotated")
-    assert "annotations seem to be of the turned image" in size.what
+    assert "annotations seem to be for the rotated image" in size.what
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -322,12 +315,12 @@ def test_a_summary_counts_all_and_shows_a_few(write_split: WriteSplit) -> None:
     text = summarise(check(split), limit=2)
     assert text.splitlines() == [
         "9 errors and 1 warning in the data",
-        "error: image-missing, 9 of them",
+        "error: image-missing, 9 found",
         f"    image 1: there is no file {split.images / '1.jpg'}",
         f"    image 2: there is no file {split.images / '2.jpg'}",
         "    and 7 more",
-        "warning: box-empty, 1 of them",
-        "    image 1, annotation 1: box [1, 1, 0, 5] has no area of 64 x 48",
+        "warning: box-empty, 1 found",
+        "    image 1, annotation 1: box [1, 1, 0, 5] has no area (image size 64 x 48)",
     ]
 
 

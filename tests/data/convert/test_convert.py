@@ -71,7 +71,7 @@ def test_yolo_boxes_and_outlines_become_pixels(yolo: Path, tmp_path: Path) -> No
     assert outline["bbox"] == [20, 10, 40, 20]
     assert outline["area"] == 800
     assert (other["image_id"], other["bbox"]) == (2, [0, 0, 16, 8])
-    assert done == Converted(("train", "val"), 3, 3, ("1 of 3 images have no label file: they count as empty",))
+    assert done == Converted(("train", "val"), 3, 3, ("1 of 3 images have no label file: no objects",))
     assert tree_of(tmp_path / "coco", "val")["annotations"] == []
     copied = tmp_path / "coco" / "train" / "a.jpg"
     assert copied.read_bytes() == (yolo / "images/train/a.jpg").read_bytes()
@@ -131,11 +131,11 @@ def test_yolo_lists_of_images_are_understood(tmp_path: Path) -> None:
     [
         ("2 0.5 0.5 0.1 0.1", "class 2 is not one of 0 to 1"),
         ("0.5 0.5 0.5 0.1 0.1", "class 0.5 is not one"),
-        ("0 40 20 10 10", "a coordinate is not a share"),
-        ("0 nan 0.5 0.1 0.1", "a coordinate is not a share"),
+        ("0 40 20 10 10", "a coordinate is not a fraction"),
+        ("0 nan 0.5 0.1 0.1", "a coordinate is not a fraction"),
         ("0 0.5 0.5 0.1", "3 coordinates are neither a box"),
         ("0 0.1 0.1 0.2 0.2 0.3 0.3 0.4", "7 coordinates are neither"),
-        ("cat 0.5 0.5 0.1 0.1", "not all of it are numbers"),
+        ("cat 0.5 0.5 0.1 0.1", "not all values are numbers"),
     ],
 )
 def test_a_bad_yolo_line_is_named(line: str, says: str, yolo: Path, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_voc_becomes_boxes_by_its_lists(voc: Path, tmp_path: Path) -> None:
     assert [found["iscrowd"] for found in train["annotations"]] == [0, 1]
     assert [image["file_name"] for image in val["images"]] == ["two.jpg"]
     assert (val["images"][0]["width"], val["images"][0]["height"]) == (WIDTH, HEIGHT)  # from the file itself
-    assert done.notes[0] == "1 images are in no list of ImageSets/Main and were left out"
+    assert done.notes[0] == "1 images are in no list of ImageSets/Main and were skipped"
     assert "1 objects marked difficult" in done.notes[1]
     assert faults_of(tmp_path / "coco") == ["no-outline"]
 
@@ -230,7 +230,7 @@ def test_voc_without_lists_is_one_split(voc: Path, tmp_path: Path) -> None:
 def test_voc_xml_that_is_cut_off_is_named(voc: Path, tmp_path: Path) -> None:
     whole = (voc / "Annotations/one.xml").read_text()
     (voc / "Annotations/one.xml").write_text(whole[:-40])
-    with pytest.raises(DataError, match=r"one\.xml: not whole XML"):
+    with pytest.raises(DataError, match=r"one\.xml: not valid XML"):
         convert(voc, tmp_path / "coco", form="voc")
 
 
@@ -290,7 +290,7 @@ def test_labelme_shapes_become_objects(tmp_path: Path) -> None:
     decoded = hotcoco.mask.decode(mask["segmentation"] | {"counts": mask["segmentation"]["counts"].encode()})
     assert np.array_equal(decoded[5:8, 60:62], window > 0)
     assert (decoded.sum(), mask["area"], mask["bbox"]) == (4, 4, [60, 5, 2, 3])
-    assert done.notes == ("1 shapes of kind line were left out: they enclose nothing",)
+    assert done.notes == ("1 shapes of kind line were skipped: they have no area",)
     assert faults_of(tmp_path / "coco") == ["no-outline"]
 
 
@@ -347,7 +347,7 @@ def test_labelme_faults_come_together(tmp_path: Path) -> None:
         convert(root, tmp_path / "coco", form="labelme")
     for says in ("a polygon of 2 points", "not pairs of finite", "kind star are unknown", "not a PNG in base64"):
         assert says in error.value.what
-    for says in ("c.json: no JSON", "d.json: no list of shapes", "e.json: there is no image e.jpg"):
+    for says in ("c.json: not JSON", "d.json: no list of shapes", "e.json: there is no image e.jpg"):
         assert says in error.value.what
     assert error.value.what.startswith("7 faults")
 
@@ -358,7 +358,7 @@ def test_labelme_faults_come_together(tmp_path: Path) -> None:
 def test_nothing_is_overwritten_and_nothing_half_made_is_left(yolo: Path, tmp_path: Path) -> None:
     (tmp_path / "coco").mkdir()
     (tmp_path / "coco" / "mine.txt").write_text("mine")
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="already exists"):
         convert(yolo, tmp_path / "coco", form="yolo")
     with pytest.raises(DataError, match="there is no folder"):
         convert(tmp_path / "nowhere", tmp_path / "new", form="yolo")

@@ -1,21 +1,19 @@
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
 
 import cv2
 import numpy as np
 import pytest
 from coco_files import annotation, coco_tree, square
+from parsed_page import Page
 
 from maskfleet.data.checks.annotations import KINDS
-from maskfleet.data.inspect.draw import data_uri, draw_problem_sample, draw_sample
+from maskfleet.data.inspect.draw import draw_problem_sample, draw_sample
 from maskfleet.data.inspect.page import render_page, write_page
 from maskfleet.data.inspect.report import Report, Resize, inspect_splits, report_json, splits_to_inspect
 from maskfleet.data.inspect.statistics import (
@@ -31,7 +29,6 @@ from maskfleet.data.store.annotations import clean_instances, open_store
 from maskfleet.data.store.coco import SplitPaths
 from maskfleet.data.synthetic.dataset import make_shapes
 from maskfleet.errors import DataError
-from maskfleet.html.bar_charts import bar, histogram, nice_steps, short_number
 
 WriteSplit = Callable[..., SplitPaths]
 RESIZE = Resize(short_edge_px=800, max_px=1344, divisor=32)
@@ -248,49 +245,13 @@ def test_a_jpeg_that_is_cut_off_shows_what_is_left(write_split: WriteSplit, capf
     assert capfd.readouterr().err == ""
 
 
-def test_a_picture_becomes_a_uri_of_a_jpeg() -> None:
-    image = np.full((20, 30, 3), 77, np.uint8)
-    head, _, text = data_uri(image).partition(",")
-    assert head == "data:image/jpeg;base64"
-    decoded = cv2.imdecode(np.frombuffer(base64.b64decode(text), np.uint8), cv2.IMREAD_COLOR)
-    assert decoded.shape == image.shape
-    assert abs(decoded.astype(int) - 77).max() <= 2
-
-
 # --- the page
 
 
-class Elements(HTMLParser):
-    """Start tags of a page; fails on end tags that match nothing."""
-
-    VOID = ("meta", "img", "br", "input")
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.found if name == tag]
-
-
 def test_the_page_asks_nothing_of_the_network(write_split: WriteSplit) -> None:
-    page = Elements(render_page(inspected(write_split(coco_tree(annotation(1), annotation(2, bbox=[9, 9, 0, 3]))))))
-    assert not {"link", "iframe", "object", "embed", "base"} & {tag for tag, _ in page.found}
-    for _, attributes in page.found:
+    page = Page(render_page(inspected(write_split(coco_tree(annotation(1), annotation(2, bbox=[9, 9, 0, 3]))))))
+    assert not {"link", "iframe", "object", "embed", "base"} & {tag for tag, _ in page.tags}
+    for _, attributes in page.tags:
         for name in ("src", "href", "action", "srcset", "poster"):
             assert attributes.get(name, "data:").startswith("data:")
     policies = [meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
@@ -299,7 +260,7 @@ def test_the_page_asks_nothing_of_the_network(write_split: WriteSplit) -> None:
 
 
 def test_every_image_and_chart_says_what_it_shows(write_split: WriteSplit) -> None:
-    page = Elements(render_page(inspected(write_split(coco_tree(annotation(1), annotation(2, bbox=[9, 9, 0, 3]))))))
+    page = Page(render_page(inspected(write_split(coco_tree(annotation(1), annotation(2, bbox=[9, 9, 0, 3]))))))
     pictures = [image for image in page.all("img") if image.get("src")]
     assert len(pictures) == 3  # one problem, two samples
     assert all(image["alt"] for image in pictures)
@@ -342,14 +303,14 @@ def test_the_documented_kinds_are_those_that_are_checked() -> None:
 def test_hostile_names_are_only_text(write_split: WriteSplit) -> None:
     name = '"><script>alert(1)</script>'
     tree = coco_tree(annotation(1), annotation(2, bbox=[1, 1, 0, 1]), categories=[{"id": 7, "name": name}])
-    page = Elements(render_page(inspected(write_split(tree))))
+    page = Page(render_page(inspected(write_split(tree))))
     assert len(page.all("script")) == 1  # our own
 
 
 def test_an_empty_set_has_a_page_too(write_split: WriteSplit) -> None:
     report = inspected(write_split(coco_tree(images=0, categories=[])))
     assert report.num_errors == 3
-    Elements(render_page(report))
+    Page(render_page(report))
     json.dumps(report_json(report), allow_nan=False)
 
 
@@ -357,7 +318,7 @@ def test_the_page_replaces_only_its_own_kind(write_split: WriteSplit, tmp_path: 
     report = inspected(write_split(coco_tree(annotation(1))))
     page = tmp_path / "page.html"
     page.write_text("my diary")
-    with pytest.raises(DataError, match=r"page\.html is there already"):
+    with pytest.raises(DataError, match=r"page\.html already exists"):
         write_page(report, page)
     assert page.read_text() == "my diary"
     page.unlink()
@@ -378,36 +339,6 @@ def test_the_machine_readable_report_holds_every_problem(write_split: WriteSplit
     assert [problem["annotation_id"] for problem in problems] == list(range(300))
     assert problems[0]["path"].endswith("1.jpg")
     assert render_page(report).count('<tr data-kind="box-negative">') == 200
-
-
-# --- charts
-
-
-def test_bars_are_as_high_as_their_counts() -> None:
-    chart = histogram([5, 10, 0], title="t", x_label="x & y", y_label="n", bin_names=["a", "b", "c"], ticks=[(0, "0")])
-    root = ElementTree.fromstring(str(chart))
-    heights = [float(shape.get("height", "")) for shape in root.iter("rect") if shape.get("class") == "bar"]
-    assert heights[1] == pytest.approx(2 * heights[0], abs=0.11)
-    assert heights[2] == 0
-    assert [title.text for title in root.iter("title")] == ["a: 5", "b: 10", "c: 0"]
-    assert "x & y" in [text.text for text in root.iter("text")]
-
-
-def test_a_lying_bar_fills_its_share() -> None:
-    widths = [float(shape.get("width", "")) for shape in ElementTree.fromstring(str(bar(3, 4, label="l"))).iter("rect")]
-    assert widths == [100, 75]
-
-
-@pytest.mark.parametrize(
-    ("largest", "steps"),
-    [(0, [0, 1]), (1, [0, 1]), (3, [0, 1, 2, 3]), (7, [0, 2, 4, 6, 8]), (100, [0, 25, 50, 75, 100])],
-)
-def test_axes_count_in_round_steps(largest: float, steps: list[float]) -> None:
-    assert nice_steps(largest) == steps
-
-
-def test_large_numbers_are_short_on_axes() -> None:
-    assert [short_number(value) for value in (0, 250, 1500, 262_465, 2_000_000)] == ["0", "250", "1.5k", "262k", "2M"]
 
 
 # --- what is meant by a path
@@ -468,4 +399,4 @@ def test_real_coco_is_counted_as_pycocotools_counts(tmp_path: Path) -> None:
     for counted in found.classes:
         of_class = [a for a in single if a["category_id"] == counted.id]
         assert (counted.objects, counted.images) == (len(of_class), len({a["image_id"] for a in of_class}))
-    Elements(render_page(report))
+    Page(render_page(report))

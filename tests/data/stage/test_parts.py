@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from maskfleet.cli import stage as stage_command
 from maskfleet.cli.data import app
 from maskfleet.cli.stage import Meter
-from maskfleet.data.stage.index import Index, Row
-from maskfleet.data.stage.manifest import Item, Record, line_of, records_of, size_text, why_refused
+from maskfleet.data.stage.index import FileState, Index
+from maskfleet.data.stage.manifest import FileRecord, Item, line_of, records_of, size_text, why_refused
 from maskfleet.data.stage.stage import stage
 from maskfleet.data.stage.transfer import Tally, in_parallel
 from maskfleet.errors import DataError
@@ -38,12 +38,12 @@ def source(tmp_path: Path) -> Path:
     [
         ("{", "Expecting property name"),
         ("[1]", "is not a JSON object"),
-        ('{"path": 3, "bytes": 1, "sha256": "%s"}', "path is not a text"),
-        ('{"path": "a", "bytes": -1, "sha256": "%s"}', "bytes is not a whole number"),
-        ('{"path": "a", "bytes": true, "sha256": "%s"}', "bytes is not a whole number"),
+        ('{"path": 3, "bytes": 1, "sha256": "%s"}', "path is not a string"),
+        ('{"path": "a", "bytes": -1, "sha256": "%s"}', "bytes is not a non-negative integer"),
+        ('{"path": "a", "bytes": true, "sha256": "%s"}', "bytes is not a non-negative integer"),
         ('{"path": "a", "bytes": 1, "sha256": "xyz"}', "sha256 is not 64"),
-        ('{"path": "../a", "bytes": 1, "sha256": "%s"}', "path '../a' has . or .."),
-        ('{"path": "a", "bytes": 1, "sha256": "%s", "etag": 4}', "etag or version is not a text"),
+        ('{"path": "../a", "bytes": 1, "sha256": "%s"}', "path '../a' contains . or .."),
+        ('{"path": "a", "bytes": 1, "sha256": "%s", "etag": 4}', "etag or version is not a string"),
         ("[" * 10_000, "recursion"),
         ("x" * 20_000, "is longer than"),
     ],
@@ -66,7 +66,7 @@ def test_a_record_comes_back_from_its_line(path: str, size: int, etag: str, mtim
         etag.encode()
     except UnicodeEncodeError:
         etag = ""
-    record = Record(path, size, "0" * 64, etag, "v1", mtime_ns)
+    record = FileRecord(path, size, "0" * 64, etag, "v1", mtime_ns)
     assert list(records_of([line_of(record).encode()], "x")) == [record]
     assert line_of(record).count("\n") == 1
 
@@ -82,10 +82,10 @@ def test_the_index_pages_through_more_files_than_a_page() -> None:
     index = Index()
     index.load_source(Item(f"{number:05d}", 1, etag="e") for number in range(2500))
     index.load_present(Item(f"{number:05d}", 1) for number in range(2500))
-    for count, row in enumerate(index.todo()):
+    for count, file in enumerate(index.incomplete()):
         if count % 2:
-            index.put(Record(row.item.path, 1, "0" * 64, "e"))
-    assert index.todo_total() == (1250, 1250, 0)
+            index.add(FileRecord(file.item.path, 1, "0" * 64, "e"))
+    assert index.incomplete_total() == (1250, 1250, 0)
     assert len(list(index.records())) == 1250
     index.close()
 
@@ -93,20 +93,20 @@ def test_the_index_pages_through_more_files_than_a_page() -> None:
 def test_files_that_were_copied_are_told_before_the_one_that_ends_all() -> None:
     broke = threading.Event()
 
-    def rows() -> Iterator[Row]:
-        yield from (Row(Item(path, 1), None, None, None) for path in "abcd")
+    def rows() -> Iterator[FileState]:
+        yield from (FileState(Item(path, 1), None, None, None) for path in "abcd")
         assert broke.wait(120)  # who asks for results is late: all of them are there at once
 
-    def work(row: Row) -> Record:
-        if row.item.path == "d":
+    def work(file: FileState) -> FileRecord:
+        if file.item.path == "d":
             broke.set()
             raise OSError("the disk is gone")
-        return Record(row.item.path, 1, "0" * 64, "e")
+        return FileRecord(file.item.path, 1, "0" * 64, "e")
 
     told: list[str] = []
     results = in_parallel(rows(), work, Tally(files=4, total_bytes=4), workers=1, tick=lambda tally: None)
     with pytest.raises(OSError, match="the disk is gone"):
-        told.extend(row.item.path for row, _ in results)
+        told.extend(file.item.path for file, _ in results)
     assert sorted(told) == ["a", "b", "c"]
 
 
@@ -124,9 +124,9 @@ def test_the_command_says_what_it_did(source: Path, tmp_path: Path) -> None:
     assert "4 files, 8 B; 4 copied (8 B in " in result.output
     assert "there/manifest.jsonl" in result.output
     assert (
-        "all were there and complete" in CliRunner().invoke(app, ["stage", str(source), str(tmp_path / "there")]).output
+        "all were already complete" in CliRunner().invoke(app, ["stage", str(source), str(tmp_path / "there")]).output
     )
-    assert "all as in" in CliRunner().invoke(app, ["stage", str(source), str(tmp_path / "there"), "--check"]).output
+    assert "all match" in CliRunner().invoke(app, ["stage", str(source), str(tmp_path / "there"), "--check"]).output
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then(
@@ -159,7 +159,7 @@ def test_the_command_ends_with_a_message_and_a_code(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "maskfleet", "data", "stage", str(tmp_path / "none"), str(tmp_path / "there")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "none is no folder" in done.stderr
+    assert "none is not a folder" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -184,7 +184,7 @@ def test_check_finds_what_became_bad_and_staging_mends_it(s3: FlakyS3, tmp_path:
         recheck("s3://coco-data/sets/coco", tmp_path / "efs")
     assert f"'{names[0]}' has SHA-256" in caught.value.what
     assert f"'{names[1]}' is missing" in caught.value.what
-    assert f"'{names[2]}' was changed at the source" in caught.value.what
+    assert f"'{names[2]}' changed at the source" in caught.value.what
     assert caught.value.remedy == "run the same command without --check"
     assert not (tmp_path / "efs" / "manifest.jsonl").exists()
     assert bring("s3://coco-data/sets/coco", tmp_path / "efs").files_copied == 3

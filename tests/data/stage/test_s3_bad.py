@@ -30,7 +30,7 @@ def test_an_upload_in_parts_that_fails_leaves_no_parts(s3: FlakyS3, tmp_path: Pa
 @pytest.mark.parametrize("name", ["../escaped.jpg", "a/../../escaped.jpg", "a/./b.jpg", "a//b.jpg", "/etc/x.jpg"])
 def test_a_name_that_leads_elsewhere_is_refused_and_named(s3: FlakyS3, tmp_path: Path, name: str) -> None:
     put(s3, {name: b"out", "train2017/1.jpg": b"in"})
-    with pytest.raises(DataError, match="cannot be files below a folder") as caught:
+    with pytest.raises(DataError, match="cannot be stored in a folder") as caught:
         bring("s3://coco-data/sets/coco", tmp_path / "root" / "efs")
     assert repr(name) in str(caught.value)
     assert files_in(tmp_path / "root") == {}
@@ -38,7 +38,7 @@ def test_a_name_that_leads_elsewhere_is_refused_and_named(s3: FlakyS3, tmp_path:
 
 def test_an_object_that_is_also_a_folder_is_refused_and_named(s3: FlakyS3, tmp_path: Path) -> None:
     put(s3, {"train2017": b"file", "train2017/1.jpg": b"jpeg", "train2017-more": b"fine"})
-    with pytest.raises(DataError, match="'train2017' is a file and a folder at once"):
+    with pytest.raises(DataError, match="'train2017' is both a file and a folder"):
         bring("s3://coco-data/sets/coco", tmp_path / "efs")
 
 

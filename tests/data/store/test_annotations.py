@@ -165,7 +165,7 @@ def test_a_damaged_store_is_built_again(split: SplitPaths, damage: Callable[[byt
 
 def test_a_failed_build_leaves_nothing_behind(write_split: WriteSplit) -> None:
     split = write_split('{"images": [')
-    with pytest.raises(DataError, match="cut off"):
+    with pytest.raises(DataError, match="truncated"):
         open_store(split)
     left = [path.suffix for path in (split.annotations.parent / ".maskfleet").iterdir()]
     assert ".store" not in left
@@ -343,7 +343,7 @@ def test_images_with_objects_do_not_depend_on_the_block_size(write_split: WriteS
         for index in range(len(store))
         if len(clean_instances(store.image(index), store.instances(index)).objects) > 0
     ]
-    assert images_with_objects(store, rows_at_once=7).tolist() == expected
+    assert images_with_objects(store, rows_per_block=7).tolist() == expected
     assert images_with_objects(store).tolist() == expected
 
 

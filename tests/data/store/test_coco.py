@@ -119,14 +119,14 @@ def test_cut_off_json_names_line_and_column() -> None:
     text = json.dumps(coco_tree(annotation(1)), indent=1)
     cut = text[: text.index('"bbox"') + 3]
     line = cut.count("\n") + 1
-    with pytest.raises(DataError, match=rf"line {line}, column \d+ \(the file is cut off there\)"):
+    with pytest.raises(DataError, match=rf"line {line}, column \d+ \(the file is truncated there\)"):
         read_coco(cut, HERE)
 
 
 def test_broken_json_names_where_without_calling_it_cut_off() -> None:
     with pytest.raises(DataError, match=r"line 2, column 3") as error:
         read_coco('{"images": [],\n  annotations: []}' + " " * 50 + "}" * 50, HERE)
-    assert "cut off" not in error.value.what
+    assert "truncated" not in error.value.what
 
 
 @pytest.mark.parametrize("key", ["images", "annotations", "categories"])
@@ -141,7 +141,7 @@ def test_a_missing_list_is_named(key: str) -> None:
     ("change", "message"),
     [
         ({"annotations": [{"id": 1, "image_id": 1}]}, "entry 0 of 'annotations' has no key 'category_id'"),
-        ({"annotations": [annotation(1), 5]}, "entry 1 of 'annotations' is not such a record"),
+        ({"annotations": [annotation(1), 5]}, "entry 1 of 'annotations' is not an object"),
         ({"annotations": [annotation(1, id="one")]}, "wrong type"),
         ({"images": [{"id": 1, "file_name": "a.jpg", "width": 3}]}, "entry 0 of 'images' has no key 'height'"),
         ({"images": [{"id": 1, "width": 3, "height": 3}]}, "entry 0 of 'images' has no key 'file_name'"),

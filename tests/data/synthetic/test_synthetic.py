@@ -85,7 +85,7 @@ def test_annotations_cover_what_can_be_seen() -> None:
     """IoU of the rasterised annotation with the pixels that show the object, and its area and box beside them."""
     large, small, box_errors = [], [], []
     for scene in scenes(30):
-        for number in range(1, len(scene.things) + 1):
+        for number in range(1, len(scene.objects) + 1):
             seen = visible_pixels(scene, number)
             record = _annotation(scene, number)
             annotated = bitmap(record["segmentation"], *seen.shape)
@@ -105,10 +105,10 @@ def test_annotations_cover_what_can_be_seen() -> None:
 def test_no_pixel_belongs_to_two_objects_and_occluded_ones_stay_visible() -> None:
     overlapped = 0
     for scene in scenes(20):
-        owners = np.stack([visible_pixels(scene, n) for n in range(1, len(scene.things) + 1)]).sum(axis=0)
+        owners = np.stack([visible_pixels(scene, n) for n in range(1, len(scene.objects) + 1)]).sum(axis=0)
         assert owners.max() <= 2  # a pixel halved exactly by two
         assert (owners == 2).mean() < 0.002
-        left = [np.count_nonzero(scene.owner == n) for n in range(1, len(scene.things) + 1)]
+        left = [np.count_nonzero(scene.owner == n) for n in range(1, len(scene.objects) + 1)]
         shares = np.array(left) / np.array(scene.num_cells)
         assert shares.min() >= 0.4
         overlapped += int((shares < 0.97).sum())
@@ -119,7 +119,7 @@ def test_objects_stand_out_from_the_background() -> None:
     saturation: dict[bool, list[float]] = {True: [], False: []}
     for scene in scenes(10):
         hsv = cv2.cvtColor(scene.pixels, cv2.COLOR_BGR2HSV)[:, :, 1]
-        painted = np.any([visible_pixels(scene, n) for n in range(1, len(scene.things) + 1)], axis=0)
+        painted = np.any([visible_pixels(scene, n) for n in range(1, len(scene.objects) + 1)], axis=0)
         saturation[True].append(float(hsv[painted].mean()))
         saturation[False].append(float(hsv[~painted].mean()))
     assert np.mean(saturation[True]) > 2 * np.mean(saturation[False])

@@ -1,4 +1,4 @@
-"""Faults of image files, found from their headers and, if asked, by decoding them."""
+"""Problems of image files, found in their headers and, optionally, by decoding them."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from maskfleet.data.store.annotations import AnnotationStore, ImageRecord
 
 Progress = Callable[[int, int], None]
 CHUNK = 64
-DECODER_COMPLAINTS = (b"Premature end of JPEG", b"Corrupt JPEG", b"libpng error", b"libpng warning: IDAT")
+DECODER_MESSAGES = (b"Premature end of JPEG", b"Corrupt JPEG", b"libpng error", b"libpng warning: IDAT")
 
 # kind: (severity, remedy)
 IMAGE_KINDS: dict[str, tuple[Severity, str]] = {
-    "image-missing": ("error", "copy the missing images, or take their records out of the annotation file"),
-    "image-empty": ("error", "copy the file again; it has no bytes"),
+    "image-missing": ("error", "copy the missing images, or remove them from the annotation file"),
+    "image-empty": ("error", "copy the file again; it is empty"),
     "image-corrupt": ("error", "copy or download the file again; compare checksums with the original"),
     "image-truncated": ("error", "copy or download the file again; its end is missing"),
     "image-size": ("error", "correct width and height in the annotation file, or restore the original image"),
-    "image-grey": ("warning", "nothing to do: its one channel is copied into blue, green and red"),
-    "image-cmyk": ("warning", "convert it to RGB yourself if colours matter: the decoder's conversion is approximate"),
-    "image-alpha": ("warning", "nothing to do: transparency is dropped, the colours below it are used"),
+    "image-grey": ("warning", "nothing to do: its channel is copied to blue, green and red"),
+    "image-cmyk": ("warning", "convert it to RGB if exact colours matter: the decoder's conversion is approximate"),
+    "image-alpha": ("warning", "nothing to do: the alpha channel is dropped"),
     "image-16bit": ("warning", "nothing to do: only the upper 8 bits of each channel are used"),
     "image-rotated": (
         "warning",
-        "nothing to do if boxes were drawn on the stored pixels, as COCO's are: the EXIF orientation is ignored; "
-        "otherwise rotate the file itself",
+        "nothing to do if the boxes were drawn on the stored pixels, as in COCO: the EXIF orientation is ignored; "
+        "otherwise rotate the image file",
     ),
 }
 
@@ -43,7 +43,7 @@ Fault = tuple[str, str]  # kind, what
 def check_images(
     store: AnnotationStore, *, decode: bool, workers: int, progress: Progress | None = None
 ) -> list[Problem]:
-    """Faults of the image files, in the order of the store; `workers` threads, or processes when they decode."""
+    """Problems of the image files, in the order of the store; with `workers` threads, or processes if `decode`."""
     problems: list[Problem] = []
     for index, faults in enumerate(_all_faults(store, decode, workers)):
         record = store.image(index)
@@ -56,7 +56,7 @@ def check_images(
 
 
 def faults_of_image(record: ImageRecord) -> list[Fault]:
-    """What the file's name and header show."""
+    """Problems visible in the file's path and header."""
     path = record.path
     try:
         header = read_image_header(path)
@@ -71,21 +71,21 @@ def faults_of_image(record: ImageRecord) -> list[Fault]:
 
 
 def faults_of_decoded_image(record: ImageRecord) -> list[Fault]:
-    """What the header shows and, if that is sound, what decoding shows.
+    """Problems visible in the header and, if it has no errors, those found by decoding.
 
-    Damage inside a JPEG that leaves the number of its blocks right decodes without complaint, and is not seen.
+    Damage inside a JPEG that keeps its number of blocks decodes without a message and is not found.
     """
     faults = faults_of_image(record)
     if any(IMAGE_KINDS[kind][0] == "error" for kind, _ in faults):
         return faults
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
-    with _captured_stderr() as complaints:
+    with _captured_stderr() as messages:
         pixels = cv2.imread(str(record.path), flags)
-        said = complaints()
+        output = messages()
     if pixels is None:
         return [*faults, ("image-corrupt", f"{record.path.name} cannot be decoded")]
-    if any(complaint in said for complaint in DECODER_COMPLAINTS):
-        line = said.decode("utf-8", "replace").strip().splitlines()[0]
+    if any(message in output for message in DECODER_MESSAGES):
+        line = output.decode("utf-8", "replace").strip().splitlines()[0]
         return [*faults, ("image-corrupt", f"{record.path.name} is damaged; the decoder says: {line}")]
     if pixels.shape[:2] != (record.height, record.width):
         return [*faults, ("image-size", _size_fault(record, pixels.shape[1], pixels.shape[0]))]
@@ -96,20 +96,20 @@ def _header_faults(record: ImageRecord, header: ImageHeader) -> list[Fault]:
     name = record.path.name
     faults: list[Fault] = []
     if not header.is_whole:
-        faults.append(("image-truncated", f"{name} has no end marker: it was cut off"))
+        faults.append(("image-truncated", f"{name} has no end marker: it is truncated"))
     if (header.width, header.height) != (record.width, record.height):
         what = _size_fault(record, header.width, header.height)
         if header.orientation >= 5 and (header.height, header.width) == (record.width, record.height):
-            what += "; EXIF turns it by 90 degrees, and the annotations seem to be of the turned image"
+            what += "; EXIF rotates it by 90 degrees, and the annotations seem to be for the rotated image"
         faults.append(("image-size", what))
     if header.colour == "grey":
-        faults.append(("image-grey", f"{name} is grey"))
+        faults.append(("image-grey", f"{name} is grayscale"))
     if header.colour == "cmyk":
-        faults.append(("image-cmyk", f"{name} has the four channels of print (CMYK)"))
+        faults.append(("image-cmyk", f"{name} has CMYK channels"))
     if header.has_alpha:
-        faults.append(("image-alpha", f"{name} is partly transparent"))
+        faults.append(("image-alpha", f"{name} has an alpha channel"))
     if header.bits > 8:
-        faults.append(("image-16bit", f"{name} has {header.bits} bits a channel"))
+        faults.append(("image-16bit", f"{name} has {header.bits} bits per channel"))
     if header.orientation != 1:
         faults.append(("image-rotated", f"{name} has EXIF orientation {header.orientation}"))
     return faults
@@ -127,7 +127,7 @@ def _all_faults(store: AnnotationStore, decode: bool, workers: int) -> Iterator[
         return
     pool: Executor
     if decode:
-        # processes, because a decoder's complaints are told apart by the file descriptor they share
+        # processes, because a decoder writes its messages to the process's stderr
         pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
     else:
         pool = ThreadPoolExecutor(workers)
@@ -137,7 +137,7 @@ def _all_faults(store: AnnotationStore, decode: bool, workers: int) -> Iterator[
 
 @contextmanager
 def _captured_stderr() -> Iterator[Callable[[], bytes]]:
-    """Send what C libraries write to the error stream into a file; the function yielded reads it."""
+    """Redirect stderr, which C libraries write to, into a file; yields a function that reads it."""
     with tempfile.TemporaryFile() as file:
         kept = os.dup(2)
         os.dup2(file.fileno(), 2)

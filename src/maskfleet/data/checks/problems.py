@@ -1,4 +1,4 @@
-"""What is wrong with a set: one record a fault, and what follows from all of them."""
+"""The problems of a data set, their summary, and whether training may start."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Severity = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One fault of a set. An error makes its image unfit for training; a warning says what is done about it."""
+    """One problem. An error makes its image unusable for training; a warning says how training handles it."""
 
-    kind: str  # such as "image-missing"; one of checks.KINDS
+    kind: str  # such as "image-missing"; a key of checks.annotations.KINDS
     severity: Severity
-    image_id: int | None  # None: the fault of the whole set
+    image_id: int | None  # None: a problem of the whole split
     annotation_id: int | None
     path: Path | None
     what: str
@@ -27,12 +27,12 @@ class Problem:
 
 
 def bad_images(problems: Iterable[Problem]) -> set[int]:
-    """Ids of the images to leave out under `data.on_bad: skip`: those with an error of their own."""
+    """Ids of the images that `data.on_bad: skip` leaves out: those with an error."""
     return {problem.image_id for problem in problems if problem.severity == "error" and problem.image_id is not None}
 
 
 def raise_for(problems: Sequence[Problem], on_bad: Literal["error", "skip"]) -> None:
-    """Raise one DataError that lists every error, unless those are of single images and to be skipped."""
+    """Raise one DataError that lists every error; with `skip`, only errors of the whole split count."""
     errors = [problem for problem in problems if problem.severity == "error"]
     if on_bad == "skip":
         errors = [problem for problem in errors if problem.image_id is None]
@@ -41,7 +41,7 @@ def raise_for(problems: Sequence[Problem], on_bad: Literal["error", "skip"]) -> 
     remedies = list(dict.fromkeys(problem.remedy for problem in errors))
     remedy = "; ".join(remedies[:3])
     if on_bad == "error" and any(problem.image_id is not None for problem in errors):
-        remedy += "; or leave those images out with data.on_bad=skip"
+        remedy += "; or skip those images with data.on_bad=skip"
     raise DataError(summarise(errors), remedy=remedy)
 
 
@@ -53,9 +53,9 @@ def summarise(problems: Sequence[Problem], *, limit: int = 5) -> str:
     num_errors = sum(count for (severity, _), count in counts.items() if severity == "error")
     lines = [f"{_number(num_errors, 'error')} and {_number(len(problems) - num_errors, 'warning')} in the data"]
     for (severity, kind), count in sorted(counts.items(), key=lambda item: (item[0][0], -item[1], item[0][1])):
-        lines.append(f"{severity}: {kind}, {count} of them")
+        lines.append(f"{severity}: {kind}, {count} found")
         of_kind = [problem for problem in problems if (problem.severity, problem.kind) == (severity, kind)]
-        lines += [f"    {_place(problem)}{problem.what}" for problem in of_kind[:limit]]
+        lines += [f"    {_location(problem)}{problem.what}" for problem in of_kind[:limit]]
         if count > limit:
             lines.append(f"    and {count - limit} more")
     return "\n".join(lines)
@@ -65,7 +65,7 @@ def _number(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _place(problem: Problem) -> str:
+def _location(problem: Problem) -> str:
     parts = []
     if problem.image_id is not None:
         parts.append(f"image {problem.image_id}")

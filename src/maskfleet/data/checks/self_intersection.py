@@ -11,19 +11,19 @@ import numpy.typing as npt
 from maskfleet.data.store.annotations import Floats, Ints
 
 MAX_TESTED_POINTS = 128  # sides are compared pair by pair, so the time grows with the square
-MAX_PAIRS_AT_ONCE = 1 << 20
+MAX_PAIRS_PER_BLOCK = 1 << 20
 
 
 def self_crossing_parts(numbers: Floats, start: Ints, parts: Ints) -> Ints:
     """Which of `parts`, indices into the parts that begin at `start` in `numbers`, cross themselves; ascending.
 
-    Sides that only touch do not count. Parts of over MAX_TESTED_POINTS points are not tested.
+    Sides that only touch do not count. Parts with more than MAX_TESTED_POINTS points are not tested.
     """
     num_points = (start[parts + 1] - start[parts]) // 2
     found = []
     for n in range(4, MAX_TESTED_POINTS + 1):  # a triangle cannot cross itself
         same = parts[num_points == n]
-        block = max(1, MAX_PAIRS_AT_ONCE // (n * n // 2))
+        block = max(1, MAX_PAIRS_PER_BLOCK // (n * n // 2))
         for begin in range(0, len(same), block):
             some = same[begin : begin + block]
             points = numbers[start[some][:, None] + np.arange(2 * n)].reshape(len(some), n, 2)

@@ -1,4 +1,4 @@
-"""Other people's formats to COCO: YOLO, Pascal VOC and LabelMe."""
+"""Converts YOLO, Pascal VOC and LabelMe data sets to COCO."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from maskfleet.errors import DataError
 from maskfleet.system.files import building_folder
 
 Form = Literal["yolo", "voc", "labelme"]
-Progress = Callable[[str, int, int], None]  # what is done, files done, files in all
+Progress = Callable[[str, int, int], None]  # current step, files done, files in total
 
 READERS: dict[Form, Callable[[Path, ReadProgress], SourceSet]] = {
     "yolo": read_yolo,
@@ -28,7 +28,7 @@ READERS: dict[Form, Callable[[Path, ReadProgress], SourceSet]] = {
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What was written, and what a user should know of it."""
+    """What was written, and notes for the user."""
 
     splits: tuple[str, ...]
     num_images: int
@@ -39,20 +39,21 @@ class Converted:
 def convert(
     source: Path, target: Path, *, form: Form, link: bool = False, progress: Progress | None = None
 ) -> Converted:
-    """Write the set under `source` as a COCO folder at `target`, which must be new or empty and appears whole.
+    """Write the data set in `source` as a COCO folder at `target`, which must be new or empty; all of it or nothing.
 
-    Images are copied, or linked to with `link`. All faults of the source are listed in one DataError.
+    Images are copied, or symlinked with `link`. One DataError lists all problems of the source.
     """
     source, target = Path(source), Path(target)
     tell = progress or (lambda what, done, total: None)
     if not source.is_dir():
-        raise DataError(f"there is no folder {source}", remedy="check the path of the set to convert")
+        raise DataError(f"there is no folder {source}", remedy="check the path of the data set to convert")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise DataError(f"{target} is there already", remedy="choose a new folder; nothing is overwritten")
+        raise DataError(f"{target} already exists", remedy="choose a new folder; nothing is overwritten")
     found = READERS[form](source, lambda done, total: tell("reading", done, total))
     if not found.num_images:
         raise DataError(
-            f"no annotated image was found under {source}", remedy=f"check that it is a {form} set, and its layout"
+            f"no annotated image was found under {source}",
+            remedy=f"check that this is a {form} data set",
         )
     with building_folder(target) as building:
         num_annotations = _write(building, found, link=link, tell=tell)
@@ -70,7 +71,7 @@ def _write(root: Path, found: SourceSet, *, link: bool, tell: Progress) -> int:
         annotations: list[dict[str, Any]] = []
         for image in images:
             image_id += 1
-            _place(image, root / split / image.name, link=link)
+            _write_image(image, root / split / image.name, link=link)
             records.append({"id": image_id, "file_name": image.name, "width": image.width, "height": image.height})
             for annotation in image.annotations:
                 annotation_id += 1
@@ -83,7 +84,7 @@ def _write(root: Path, found: SourceSet, *, link: bool, tell: Progress) -> int:
     return annotation_id
 
 
-def _place(image: SourceImage, path: Path, *, link: bool) -> None:
+def _write_image(image: SourceImage, path: Path, *, link: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         if image.content is not None:
@@ -95,5 +96,5 @@ def _place(image: SourceImage, path: Path, *, link: bool) -> None:
     except OSError as error:
         raise DataError(
             f"{image.path} cannot be copied to {path}: {error.strerror}",
-            remedy="check that it can be read and that the disk has room; --link needs none",
+            remedy="check that it can be read and that the disk has free space; --link needs none",
         ) from error

@@ -1,4 +1,4 @@
-"""LabelMe sets: one JSON beside each image, with its shapes. Written here, because no library that is kept reads it.
+"""Reads LabelMe data sets: a JSON file with shapes for each image. No maintained library does.
 
 Shapes: n points of a polygon.
 """
@@ -37,12 +37,12 @@ from maskfleet.errors import DataError
 SPLITS = ("train", "val", "test")
 NOT_OBJECTS = {"__ignore__", "_background_"}
 CIRCLE_POINTS = 64
-LEFT_OUT = {"line", "linestrip", "point", "points"}
+SKIPPED_KINDS = {"line", "linestrip", "point", "points"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    """A JSON file of LabelMe, with what its shapes mean still to be found."""
+    """A JSON file of LabelMe with its shapes not yet converted."""
 
     file: Path
     image: Path
@@ -52,7 +52,7 @@ class _Document:
 
 
 def read_labelme(root: Path, progress: ReadProgress) -> SourceSet:
-    """The set of all JSON files under `root`; folders train, val and test become splits."""
+    """The data set of all JSON files in `root`; folders train, val and test become splits."""
     files = sorted(root.rglob("*.json"))
     faults: list[str] = []
     documents: list[_Document] = []
@@ -63,10 +63,10 @@ def read_labelme(root: Path, progress: ReadProgress) -> SourceSet:
             faults.append(f"{file}: {error}")
         progress(number, len(files))
     categories = _categories(root, documents)
-    left_out: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
     splits: dict[str, list[SourceImage]] = {}
     for document in documents:
-        annotations = _annotations(document, categories, left_out, faults)
+        annotations = _annotations(document, categories, skipped, faults)
         top = document.file.relative_to(root).parts[0]
         split = top if top in SPLITS and document.file.parent != root else "train"
         base = root / split if document.file.is_relative_to(root / split) else root
@@ -74,10 +74,8 @@ def read_labelme(root: Path, progress: ReadProgress) -> SourceSet:
         splits.setdefault(split, []).append(
             SourceImage(document.image, name, *document.size, annotations, document.content)
         )
-    raise_faults(faults, "mend those files in LabelMe, or take them out")
-    notes = tuple(
-        f"{count} shapes of kind {kind} were left out: they enclose nothing" for kind, count in left_out.items()
-    )
+    raise_faults(faults, "fix those files in LabelMe, or remove them")
+    notes = tuple(f"{count} shapes of kind {kind} were skipped: they have no area" for kind, count in skipped.items())
     return SourceSet(splits, categories, notes)
 
 
@@ -95,29 +93,29 @@ def _document(file: Path) -> _Document:
         if not (isinstance(width, int) and isinstance(height, int)):
             raise FaultError("no imageWidth and imageHeight")
         return _Document(file, Path(name or "image.png"), partial(_embedded, file), (width, height), shapes)
-    raise FaultError(f"there is no image {name or '(no imagePath)'}, nor is it inside the file")
+    raise FaultError(f"there is no image {name or '(no imagePath)'}, and the file does not contain it")
 
 
 def _tree(file: Path) -> dict[str, Any]:
     try:
         tree = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise FaultError(f"no JSON: {error}") from None
+        raise FaultError(f"not JSON: {error}") from None
     if not isinstance(tree, dict):
         raise FaultError("not a LabelMe file")
     return tree
 
 
 def _embedded(file: Path) -> bytes:
-    """The image that a LabelMe file carries inside."""
+    """The image that is embedded in a LabelMe file."""
     try:
         return base64.b64decode(_tree(file)["imageData"], validate=True)
     except binascii.Error:
-        raise DataError(f"the image inside {file} is damaged", remedy="put the image file beside it") from None
+        raise DataError(f"the image embedded in {file} is damaged", remedy="put the image file next to it") from None
 
 
 def _categories(root: Path, documents: list[_Document]) -> tuple[str, ...]:
-    """Labels in the order of labels.txt, where there is one; the others after it by name."""
+    """Labels in the order of labels.txt, if it exists, then the others by name."""
     listed = (root / "labels.txt").read_text(encoding="utf-8").split("\n") if (root / "labels.txt").is_file() else []
     used = {str(shape.get("label")) for document in documents for shape in document.shapes}
     names = [*(line.strip() for line in listed if line.strip()), *sorted(used)]
@@ -125,7 +123,7 @@ def _categories(root: Path, documents: list[_Document]) -> tuple[str, ...]:
 
 
 def _annotations(
-    document: _Document, categories: tuple[str, ...], left_out: Counter[str], faults: list[str]
+    document: _Document, categories: tuple[str, ...], skipped: Counter[str], faults: list[str]
 ) -> list[Annotation]:
     """Objects of a file; polygons of one label and group are parts of one object."""
     numbers = {name: number for number, name in enumerate(categories, 1)}
@@ -134,8 +132,8 @@ def _annotations(
         label, kind = str(shape.get("label")), str(shape.get("shape_type") or "polygon")
         if label in NOT_OBJECTS:
             continue
-        if kind in LEFT_OUT:
-            left_out[kind] += 1
+        if kind in SKIPPED_KINDS:
+            skipped[kind] += 1
             continue
         group = shape.get("group_id")
         key = (label, index, None) if group is None else (label, None, str(group))

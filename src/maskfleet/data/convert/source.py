@@ -1,4 +1,4 @@
-"""What a foreign set holds, before it is written as COCO, and the geometry that its readers share.
+"""A data set in another format, before it is written as COCO, and the functions that its readers share.
 
 Shapes: n points of a polygon, H x W a mask.
 """
@@ -22,15 +22,15 @@ MAX_FAULTS_LISTED = 10
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 
 ReadProgress = Callable[[int, int], None]
-Annotation = dict[str, Any]  # of COCO, without "id" and "image_id"
+Annotation = dict[str, Any]  # a COCO annotation without "id" and "image_id"
 
 
 @dataclass(frozen=True, slots=True)
 class SourceImage:
-    """An image and its annotations; the pixels are in the file at `path`, or come from `content`."""
+    """An image and its annotations; the image file is at `path`, or `content` returns its bytes."""
 
     path: Path
-    name: str  # in the new set: a relative path with forward slashes
+    name: str  # in the converted set: a relative path with forward slashes
     width: int
     height: int
     annotations: list[Annotation]
@@ -39,7 +39,7 @@ class SourceImage:
 
 @dataclass(frozen=True, slots=True)
 class SourceSet:
-    """All splits of a foreign set; category ids of its annotations count from 1 in the order of `categories`."""
+    """All splits of the source; category ids of its annotations count from 1 in the order of `categories`."""
 
     splits: dict[str, list[SourceImage]]
     categories: tuple[str, ...]
@@ -51,14 +51,17 @@ class SourceSet:
 
 
 class FaultError(ValueError):
-    """Something in a source file that cannot be converted; says what."""
+    """Something in a source file that cannot be converted; the message says what."""
 
 
 def raise_faults(faults: Sequence[str], remedy: str) -> None:
-    """One DataError for all faults, if there are any."""
+    """Raise one DataError that lists all faults, if there are any."""
     if not faults:
         return
-    lines = [f"{len(faults)} fault{'' if len(faults) == 1 else 's'} in the set to convert", *faults[:MAX_FAULTS_LISTED]]
+    lines = [
+        f"{len(faults)} fault{'' if len(faults) == 1 else 's'} in the data set to convert",
+        *faults[:MAX_FAULTS_LISTED],
+    ]
     if len(faults) > MAX_FAULTS_LISTED:
         lines.append(f"and {len(faults) - MAX_FAULTS_LISTED} more")
     raise DataError("\n    ".join(lines), remedy=remedy)
@@ -80,7 +83,7 @@ def box_annotation(category_id: int, box: Sequence[float]) -> Annotation:
 
 
 def polygon_annotation(category_id: int, parts: Sequence[npt.NDArray[np.float64]], size: tuple[int, int]) -> Annotation:
-    """An outline of parts [n, 2] in an image of (width, height); its area is counted in pixels, as COCO's are."""
+    """An outline of parts [n, 2] in an image of (width, height); its area is its number of pixels, as in COCO."""
     corners = np.concatenate(parts)
     low, high = corners.min(axis=0), corners.max(axis=0)
     polygons = [np.round(part, 2).ravel().tolist() for part in parts]
@@ -99,7 +102,7 @@ def mask_annotation(category_id: int, mask: npt.NDArray[np.uint8]) -> Annotation
 
 
 def unique_names(paths: Sequence[Path], folders: Sequence[Path]) -> list[str]:
-    """A name for each file: its path under its folder, numbered where two folders hold the same."""
+    """A name for each file: its path in its folder, with a number if two folders have the same path."""
     chosen: dict[str, None] = {}
     for path, folder in zip(paths, folders, strict=True):
         name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name

@@ -1,4 +1,4 @@
-"""Pascal VOC sets: Annotations/*.xml, which hotcoco reads, JPEGImages/, and lists of splits in ImageSets/Main/."""
+"""Reads Pascal VOC: Annotations/*.xml (with hotcoco), JPEGImages/, and the split lists in ImageSets/Main/."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IMAGE_FOLDERS = ("JPEGImages", "images", ".", "Annotations")
 
 
 def read_voc(root: Path, progress: ReadProgress) -> SourceSet:
-    """The set under `root`, such as VOCdevkit/VOC2012."""
+    """The data set in `root`, such as VOCdevkit/VOC2012."""
     folder = root / "Annotations" if (root / "Annotations").is_dir() else root
     files = sorted(folder.glob("*.xml"))
     if not files:
@@ -47,20 +47,20 @@ def read_voc(root: Path, progress: ReadProgress) -> SourceSet:
         except FaultError as error:
             faults.append(str(error))
         progress(number, len(tree["images"]))
-    raise_faults(faults, "put the images into JPEGImages/, or take their .xml files out")
+    raise_faults(faults, "put the images into JPEGImages/, or remove their .xml files")
     splits = _splits(root, images)
     return SourceSet(splits, names, tuple(_notes(root, tree, len(images) - sum(map(len, splits.values())))))
 
 
 def _expect_whole(files: list[Path]) -> None:
-    """Name every file that is no XML: hotcoco takes what it can of one that is cut off."""
+    """Report every file that is not valid XML: hotcoco silently reads the first part of a truncated one."""
     faults = []
     for file in files:
         try:
             ElementTree.parse(file)  # noqa: S314 - expat has refused entity bombs since 2.4.1
         except ElementTree.ParseError as error:
-            faults.append(f"{file}: not whole XML: {error}")
-    raise_faults(faults, "copy those files again, or take them out")
+            faults.append(f"{file}: not valid XML: {error}")
+    raise_faults(faults, "copy those files again, or remove them")
 
 
 def _tree(root: Path) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def _tree(root: Path) -> dict[str, Any]:
         tree: dict[str, Any] = hotcoco.COCO.from_voc(str(root)).dataset
     except (ValueError, OSError) as error:
         raise DataError(
-            f"{root} cannot be read as Pascal VOC: {error}", remedy="mend that file, or take it out"
+            f"{root} cannot be read as Pascal VOC: {error}", remedy="fix that file, or remove it"
         ) from error
     return tree
 
@@ -82,7 +82,7 @@ def _image(root: Path, record: dict[str, Any], annotations: list[dict[str, Any]]
 
 
 def _image_file(root: Path, name: str) -> Path:
-    """The file of an image, whose name may lack its suffix or carry a folder."""
+    """The file of an image, whose name may lack its suffix or include a folder."""
     plain = name.replace("\\", "/").rsplit("/", 1)[-1]
     for folder in IMAGE_FOLDERS:
         for suffix in ("", *IMAGE_SUFFIXES):
@@ -92,7 +92,7 @@ def _image_file(root: Path, name: str) -> Path:
 
 
 def _splits(root: Path, images: list[SourceImage]) -> dict[str, list[SourceImage]]:
-    """Images by the lists of ImageSets/Main; one split, train, where there are none."""
+    """Images by the lists in ImageSets/Main; a single split, train, if there are none."""
     folder = root / "ImageSets" / "Main"
     lists = {split: folder / f"{split}.txt" for split in SPLITS if (folder / f"{split}.txt").is_file()}
     if not {"train", "val"} & lists.keys() and (folder / "trainval.txt").is_file():
@@ -100,17 +100,17 @@ def _splits(root: Path, images: list[SourceImage]) -> dict[str, list[SourceImage
     if not lists:
         return {"train": images}
     stems = {split: set(path.read_text(encoding="utf-8").split()) for split, path in lists.items()}
-    splits = {split: [image for image in images if Path(image.name).stem in wanted] for split, wanted in stems.items()}
+    splits = {split: [image for image in images if Path(image.name).stem in listed] for split, listed in stems.items()}
     return {split: found for split, found in splits.items() if found}
 
 
 def _notes(root: Path, tree: dict[str, Any], num_unlisted: int) -> list[str]:
     notes = []
     if num_unlisted > 0:
-        notes.append(f"{num_unlisted} images are in no list of ImageSets/Main and were left out")
+        notes.append(f"{num_unlisted} images are in no list of ImageSets/Main and were skipped")
     difficult = sum(annotation["iscrowd"] for annotation in tree["annotations"])
     if difficult:
-        notes.append(f"{difficult} objects marked difficult became crowd regions: neither learned nor counted as wrong")
+        notes.append(f"{difficult} objects marked difficult became crowd regions, which training and evaluation ignore")
     if (root / "SegmentationObject").is_dir():
         notes.append("boxes only: the masks in SegmentationObject/ are not read")
     return notes

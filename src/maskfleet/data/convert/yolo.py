@@ -1,7 +1,7 @@
-"""YOLO sets as Ultralytics lays them out: data.yaml, images, and beside them labels, one line an object.
+"""Reads YOLO data sets in the layout of Ultralytics: data.yaml, images, and labels with one line per object.
 
-A line is `class cx cy width height` or, with an outline, `class x y x y x y ...`; all as shares of the image's sides.
-hotcoco reads only the first kind, and drops the images' suffixes, so this is done here.
+A line is `class cx cy width height` or, with an outline, `class x y x y x y ...`, as fractions of the image's sides.
+hotcoco reads only the first kind and drops the suffixes of the images, so it is not used here.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from maskfleet.data.convert.source import (
 from maskfleet.errors import ConfigError, DataError
 
 SPLITS = ("train", "val", "test")
-OVERSHOOT = 0.01  # labels are rounded; more than this outside 0..1 is another unit
+OVERSHOOT = 0.01  # labels are rounded; values further outside 0..1 have another unit
 
 
 def read_yolo(root: Path, progress: ReadProgress) -> SourceSet:
-    """The set whose data.yaml is in `root`."""
+    """The data set whose data.yaml is in `root`."""
     settings, where = _settings(root)
     categories = _category_names(settings.get("names"), where)
     base = _base_folder(root, settings, where)
@@ -60,8 +60,8 @@ def read_yolo(root: Path, progress: ReadProgress) -> SourceSet:
                 faults.append(str(error))
             done += 1
             progress(done, total)
-    raise_faults(faults, "mend those files, or take them out; coordinates are shares of the image's sides, 0 to 1")
-    notes = (f"{unlabelled} of {total} images have no label file: they count as empty",) if unlabelled else ()
+    raise_faults(faults, "fix those files, or remove them; coordinates are fractions of the image's sides, 0 to 1")
+    notes = (f"{unlabelled} of {total} images have no label file: no objects",) if unlabelled else ()
     return SourceSet(splits, categories, notes)
 
 
@@ -71,17 +71,17 @@ def _settings(root: Path) -> tuple[dict[str, Any], Path]:
     if len(named) != 1:
         found = ", ".join(path.name for path in named) or "none"
         raise DataError(
-            f"{root} should hold one data.yaml with the names of the classes; YAML files there: {found}",
+            f"{root} should contain one data.yaml with the class names; YAML files found: {found}",
             remedy="write data.yaml with `names: [...]`, `train: images/train` and `val: images/val`",
         )
     try:
         return plain(read_mapping(named[0])), named[0]
     except ConfigError as error:
-        raise DataError(error.what, remedy="mend that file: it lists names, train and val") from error
+        raise DataError(error.what, remedy="fix that file: it needs names, train and val") from error
 
 
 def _category_names(names: Any, where: Path) -> tuple[str, ...]:
-    """Names by class number; both a list and a mapping of numbers are in use."""
+    """Names by class number, from a list or a mapping of numbers to names."""
     if isinstance(names, dict) and all(str(key).isdecimal() for key in names):
         numbers = {int(key): name for key, name in names.items()}
         names = [numbers.get(number) for number in range(len(numbers))]
@@ -93,18 +93,18 @@ def _category_names(names: Any, where: Path) -> tuple[str, ...]:
 
 
 def _base_folder(root: Path, settings: dict[str, Any], where: Path) -> Path:
-    """The folder that the paths of data.yaml count from: its `path`, where that is there, else its own folder."""
-    wanted = settings.get("path")
-    if not isinstance(wanted, str):
+    """The folder that the paths in data.yaml are relative to: its `path` if that exists, else its own folder."""
+    path = settings.get("path")
+    if not isinstance(path, str):
         return where.parent
-    for folder in (where.parent / wanted, root):
+    for folder in (where.parent / path, root):
         if folder.is_dir():
             return folder
     return where.parent
 
 
 def _images_of(base: Path, value: Any, where: Path) -> Iterator[tuple[Path, Path]]:
-    """(image, folder it was found under) for a split's folder, list file, or list of those."""
+    """(image, folder that it was found in) for a split's folder, list file, or a list of those."""
     for entry in value if isinstance(value, list) else [value]:
         path = _existing(base, str(entry))
         if path is None:
@@ -117,13 +117,14 @@ def _images_of(base: Path, value: Any, where: Path) -> Iterator[tuple[Path, Path
                 lines = path.read_text(encoding="utf-8").split("\n")
             except UnicodeDecodeError:
                 raise DataError(
-                    f"{where} names {entry}, which is no folder and no list", remedy="name a folder of images"
+                    f"{where} names {entry}, which is neither a folder nor a list of images",
+                    remedy="name a folder of images",
                 ) from None
             yield from ((path.parent / line.strip(), path.parent) for line in lines if line.strip())
 
 
 def _existing(base: Path, entry: str) -> Path | None:
-    # exports of Roboflow say ../train/images and mean train/images
+    # exports of Roboflow contain ../train/images instead of train/images
     for name in (entry, entry.removeprefix("../")):
         if (base / name).exists():
             return base / name
@@ -131,7 +132,7 @@ def _existing(base: Path, entry: str) -> Path | None:
 
 
 def _label_file(image: Path) -> Path:
-    """Where the labels of an image are: under labels/ in place of the last images/ of its path, else beside it."""
+    """The label file of an image: in labels/ instead of the last images/ of its path, else next to the image."""
     parts = list(image.parts)
     for index in range(len(parts) - 2, -1, -1):
         if parts[index] == "images":
@@ -160,18 +161,18 @@ def _annotation(words: list[str], num_classes: int, size: tuple[int, int]) -> An
     try:
         values = [float(word) for word in words]
     except ValueError:
-        raise FaultError("not all of it are numbers") from None
+        raise FaultError("not all values are numbers") from None
     label = values[0]
     if not label.is_integer() or not 0 <= label < num_classes:
         raise FaultError(f"class {words[0]} is not one of 0 to {num_classes - 1}")
-    places = values[1:]
-    if not all(math.isfinite(value) and -OVERSHOOT <= value <= 1 + OVERSHOOT for value in places):
-        raise FaultError("a coordinate is not a share of the image's side, 0 to 1")
+    coordinates = values[1:]
+    if not all(math.isfinite(value) and -OVERSHOOT <= value <= 1 + OVERSHOOT for value in coordinates):
+        raise FaultError("a coordinate is not a fraction of the image's side, 0 to 1")
     width, height = size
-    if len(places) == 4:
-        cx, cy, w, h = places
+    if len(coordinates) == 4:
+        cx, cy, w, h = coordinates
         return box_annotation(int(label) + 1, [(cx - w / 2) * width, (cy - h / 2) * height, w * width, h * height])
-    if len(places) < 6 or len(places) % 2:
-        raise FaultError(f"{len(places)} coordinates are neither a box (4) nor an outline (6 or more, in pairs)")
-    points = np.clip(np.reshape(places, (-1, 2)), 0, 1) * [width, height]
+    if len(coordinates) < 6 or len(coordinates) % 2:
+        raise FaultError(f"{len(coordinates)} coordinates are neither a box (4) nor an outline (6 or more, in pairs)")
+    points = np.clip(np.reshape(coordinates, (-1, 2)), 0, 1) * [width, height]
     return polygon_annotation(int(label) + 1, [points], size)

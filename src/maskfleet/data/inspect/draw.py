@@ -1,12 +1,11 @@
-"""Pictures of the inspector: images with their outlines, and with what is wrong with them.
+"""Images for the inspection page: with the objects that training uses, or with their problems.
 
-Shapes: H x W the shown picture (uint8 BGR), n points of a polygon, D instances. Positions are in pixels of the shown
-picture unless they are said to be of the annotation file.
+Shapes: H x W the drawn image (uint8 BGR), n points of a polygon, D instances. Positions are pixels of the drawn image
+unless a docstring says that they are pixels of the annotation file.
 """
 
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import cv2
-import hotcoco.mask as coco_mask
 import numpy as np
 import numpy.typing as npt
 
@@ -22,37 +20,36 @@ from maskfleet.data.checks.problems import Problem
 from maskfleet.data.pipeline.decode import DECODE_FLAGS, JPEG_END, JPEG_START
 from maskfleet.data.store.annotations import AnnotationStore, Floats, ImageRecord, InstanceArrays, clean_instances
 from maskfleet.data.store.coco import KIND_POLYGONS
-from maskfleet.rle import RleError, check_runs, runs_from_text
+from maskfleet.rle import RleError, check_runs, rle_pixels, runs_from_text
 from maskfleet.viz import Image, Mask, draw
 
 LONG_SIDE_PX = 640
 MAX_ZOOM = 3.0
-JPEG_QUALITY = 82
-MARGIN = 0.6  # how far beyond the image, as a share of its longer side, a misplaced box is followed
-MAX_MARKED = 12  # annotations with problems that are marked in one picture
-TAG_SCALE = 0.7  # legible when the page shows the picture at half its size
+MARGIN = 0.6  # shown around the image for boxes outside it, at most, as a share of its longer side
+MAX_MARKED = 12  # annotations with problems that are marked in one image
+TAG_SCALE = 0.7  # legible when the page shows the image at half its size
 RED, WHITE, OUTSIDE = (48, 48, 224), (255, 255, 255), 200
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """How positions of the annotation file become positions of the picture."""
+    """Maps positions of the annotation file to the drawn image."""
 
     scale: float
-    left: float  # of the picture, in pixels of the annotation file
+    left: float  # edge of the drawn image, in pixels of the annotation file
     top: float
 
     def points(self, points: npt.ArrayLike) -> Floats:
-        """Points [..., 2] of the file in the picture."""
+        """Points [..., 2] of the file in the drawn image."""
         return (np.asarray(points, np.float64) - [self.left, self.top]) * self.scale
 
     def boxes(self, boxes: Floats) -> Floats:
-        """Boxes [D, 4] xyxy of the file in the picture."""
+        """Boxes [D, 4] xyxy of the file in the drawn image."""
         return self.points(boxes.reshape(-1, 2)).reshape(-1, 4)
 
 
 def draw_sample(store: AnnotationStore, index: int) -> Image | None:
-    """Image `index` with the objects that training sees; None if the file cannot be decoded."""
+    """Image `index` with the objects that training uses; None if the file cannot be decoded."""
     record = store.image(index)
     pixels = _pixels(record)
     if pixels is None:
@@ -68,9 +65,9 @@ def draw_sample(store: AnnotationStore, index: int) -> Image | None:
 
 
 def draw_problem_sample(store: AnnotationStore, index: int, problems: Sequence[Problem]) -> Image | None:
-    """Image `index` with the annotations that `problems` name, in red; None if there is nothing to see.
+    """Image `index` with the annotations of `problems` in red; None if the file cannot be decoded.
 
-    The picture is widened, in grey, to show what lies outside the image.
+    A grey border is added where annotations lie outside the image.
     """
     record = store.image(index)
     pixels = _pixels(record)
@@ -79,11 +76,11 @@ def draw_problem_sample(store: AnnotationStore, index: int, problems: Sequence[P
     instances = store.instances(index)
     named = {problem.annotation_id: problem.kind for problem in reversed(problems) if problem.annotation_id is not None}
     marked = [number for number, identity in enumerate(instances.ids.tolist()) if identity in named][:MAX_MARKED]
-    boxes = [box for box in (_sound_box(instances.boxes[number]) for number in marked) if box is not None]
+    boxes = [box for box in (_ordered_box(instances.boxes[number]) for number in marked) if box is not None]
     wrong_size = any(problem.kind == "image-size" for problem in problems)
     if wrong_size:
         boxes.append(np.array([0.0, 0.0, record.width, record.height]))
-    canvas, view = _widened(pixels, boxes)
+    canvas, view = _with_border(pixels, boxes)
     if wrong_size:
         whole = view.boxes(np.array([[0.0, 0.0, record.width, record.height]]))[0]
         _mark_box(canvas, whole, f"file says {record.width} x {record.height}")
@@ -92,14 +89,8 @@ def draw_problem_sample(store: AnnotationStore, index: int, problems: Sequence[P
     return canvas
 
 
-def data_uri(image: Image) -> str:
-    """`image` as a JPEG inside a URI, so that a page needs no other file."""
-    content = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes()
-    return f"data:image/jpeg;base64,{base64.b64encode(content).decode('ascii')}"
-
-
 def _pixels(record: ImageRecord) -> Image | None:
-    """Pixels as far as they can be decoded: a file that is cut off gives the part that is there."""
+    """The decoded pixels; a truncated file gives the part that exists."""
     try:
         data = np.fromfile(record.path, np.uint8)
     except OSError:
@@ -107,27 +98,27 @@ def _pixels(record: ImageRecord) -> Image | None:
     if not len(data):
         return None
     try:
-        with _decoder_silenced():
+        with _silent_decoder():
             pixels = cv2.imdecode(data, DECODE_FLAGS)
             if pixels is None and data[:2].tobytes() == JPEG_START:
-                # the end marker makes the decoder give what there is of a JPEG that was cut off
+                # with an end marker, the decoder returns the existing part of a truncated JPEG
                 pixels = cv2.imdecode(np.append(data, np.frombuffer(JPEG_END, np.uint8)), DECODE_FLAGS)
-    except cv2.error:  # more pixels than OpenCV takes
+    except cv2.error:  # more pixels than OpenCV accepts
         return None
     return None if pixels is None else np.asarray(pixels, np.uint8)
 
 
 @contextmanager
-def _decoder_silenced() -> Iterator[None]:
-    """Keep what C libraries say of a broken file, which the checks have named already, from the terminal."""
-    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 2)
+def _silent_decoder() -> Iterator[None]:
+    """Hide what C libraries print about a broken file; the checks report it already."""
+    stderr, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nothing)
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(devnull)
 
 
 def _zoom(height: float, width: float) -> float:
@@ -140,8 +131,8 @@ def _resized(pixels: Image, scale: float) -> Image:
     return np.asarray(cv2.resize(pixels, size, interpolation=method), np.uint8)
 
 
-def _widened(pixels: Image, boxes: Sequence[Floats]) -> tuple[Image, _View]:
-    """The image on a grey canvas that holds `boxes` of the file too, as far as MARGIN allows -> (picture, view)."""
+def _with_border(pixels: Image, boxes: Sequence[Floats]) -> tuple[Image, _View]:
+    """The image on a grey canvas that also holds `boxes` of the file, within MARGIN -> (canvas, view)."""
     height, width = pixels.shape[:2]
     corners = np.array([[0.0, 0.0, width, height], *boxes])
     margin = MARGIN * max(height, width)
@@ -160,19 +151,19 @@ def _widened(pixels: Image, boxes: Sequence[Floats]) -> tuple[Image, _View]:
 
 
 def _mask(instances: InstanceArrays, number: int, view: _View, shape: tuple[int, ...]) -> Mask:
-    """Mask of an instance in the picture, as a window; empty where it has none."""
+    """Mask of an instance in the drawn image; empty if it has none."""
     parts = [view.points(part) for part in instances.polygons(number) if np.isfinite(part).all()]
     if parts:
         return _filled(parts, shape)
     rle = instances.rle(number)
-    if rle is None or not _is_sound(rle):
+    if rle is None or not _is_valid(rle):
         return 0, 0, np.zeros((0, 0), np.bool_)
-    decoded = np.asarray(coco_mask.decode(rle), np.uint8)
+    decoded = rle_pixels(rle).astype(np.uint8)
     return np.asarray(cv2.resize(decoded, (shape[1], shape[0]), interpolation=cv2.INTER_NEAREST), np.bool_)
 
 
 def _filled(parts: Sequence[Floats], shape: tuple[int, ...]) -> Mask:
-    """The union of polygons [n, 2], rasterised in the window they take."""
+    """The union of polygons [n, 2], rasterised in their bounding window."""
     corners = np.concatenate(parts)
     limit = np.array([shape[1], shape[0]])
     x0, y0 = np.clip(np.floor(corners.min(axis=0)), 0, limit).astype(int).tolist()
@@ -181,12 +172,12 @@ def _filled(parts: Sequence[Floats], shape: tuple[int, ...]) -> Mask:
     if window.size:
         for part in parts:
             # OpenCV's points are centres of pixels, COCO's are their corners; 4 bits of fraction
-            points = np.rint((_near(part, shape) - [x0, y0] - 0.5) * 16).astype(np.int32)
+            points = np.rint((_clipped(part, shape) - [x0, y0] - 0.5) * 16).astype(np.int32)
             cv2.fillPoly(window, [points], 1, shift=4)
     return y0, x0, window.astype(np.bool_)
 
 
-def _is_sound(rle: dict[str, Any]) -> bool:
+def _is_valid(rle: dict[str, Any]) -> bool:
     try:
         check_runs(runs_from_text(rle["counts"]), *rle["size"])
     except RleError:
@@ -194,7 +185,7 @@ def _is_sound(rle: dict[str, Any]) -> bool:
     return True
 
 
-def _sound_box(box: Floats) -> Floats | None:
+def _ordered_box(box: Floats) -> Floats | None:
     """`box` [4] with its corners in order; None if it is not finite."""
     if not np.isfinite(box).all():
         return None
@@ -202,11 +193,11 @@ def _sound_box(box: Floats) -> Floats | None:
 
 
 def _mark_annotation(canvas: Image, view: _View, instances: InstanceArrays, number: int, kind: str) -> None:
-    box = _sound_box(instances.boxes[number])
+    box = _ordered_box(instances.boxes[number])
     if instances.kind[number] == KIND_POLYGONS and (kind.startswith("polygon") or box is None):
         for part in instances.store.polygons(int(instances.rows[number])):
             if np.isfinite(part).all():
-                points = np.rint(_near(view.points(part), canvas.shape)).astype(np.int32)
+                points = np.rint(_clipped(view.points(part), canvas.shape)).astype(np.int32)
                 cv2.polylines(canvas, [points], True, WHITE, 4, cv2.LINE_AA)
                 cv2.polylines(canvas, [points], True, RED, 2, cv2.LINE_AA)
     if box is not None:
@@ -214,7 +205,7 @@ def _mark_annotation(canvas: Image, view: _View, instances: InstanceArrays, numb
 
 
 def _mark_box(canvas: Image, box: Floats, text: str) -> None:
-    x1, y1, x2, y2 = np.rint(_near(box.reshape(2, 2), canvas.shape)).astype(int).ravel().tolist()
+    x1, y1, x2, y2 = np.rint(_clipped(box.reshape(2, 2), canvas.shape)).astype(int).ravel().tolist()
     cv2.rectangle(canvas, (x1, y1), (x2, y2), WHITE, 4, cv2.LINE_AA)
     cv2.rectangle(canvas, (x1, y1), (x2, y2), RED, 2, cv2.LINE_AA)
     (width, height), descent = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, TAG_SCALE, 1)
@@ -225,6 +216,6 @@ def _mark_box(canvas: Image, box: Floats, text: str) -> None:
     cv2.putText(canvas, text, origin, cv2.FONT_HERSHEY_SIMPLEX, TAG_SCALE, WHITE, 1, cv2.LINE_AA)
 
 
-def _near(points: Floats, shape: tuple[int, ...]) -> Floats:
-    """Points [..., 2] no farther out than OpenCV can draw, which overflows on coordinates of millions."""
+def _clipped(points: Floats, shape: tuple[int, ...]) -> Floats:
+    """Points [..., 2] clipped to what OpenCV can draw: it overflows on coordinates of millions."""
     return np.clip(points, -2.0 * LONG_SIDE_PX, np.array([shape[1], shape[0]]) + 2.0 * LONG_SIDE_PX)

@@ -1,4 +1,4 @@
-"""What is in a set and what is wrong with it: one report, for people (`inspect_page`) and for machines."""
+"""The inspection report of a data set: statistics, problems and chosen images, for `page.py` and as JSON."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from maskfleet import __version__
-from maskfleet.data.checks.annotations import Problem, check_split
-from maskfleet.data.inspect.selection import Sample, choose_problem_samples, choose_samples
+from maskfleet.data.checks.annotations import check_split
+from maskfleet.data.checks.problems import Problem
+from maskfleet.data.inspect.selection import SelectedImage, choose_problem_samples, choose_samples
 from maskfleet.data.inspect.statistics import (
     BucketUse,
     ClassCount,
@@ -36,15 +37,15 @@ from maskfleet.data.store.coco import SplitPaths, find_split, split_from_paths, 
 from maskfleet.errors import DataError
 
 REPORT_FORMAT = 1
-MIN_IMAGES_FOR_WORKERS = 500  # starting processes takes about as long as decoding so many
+MIN_IMAGES_FOR_WORKERS = 500  # starting processes takes about as long as decoding this many
 MAX_WORKERS = 16
 
-Progress = Callable[[str, int, int], None]  # split, images done, images in all
+Progress = Callable[[str, int, int], None]  # split, images done, images in total
 
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """The largest size images are resized to, which decides their canvases; all in pixels."""
+    """The largest training size, which determines the canvases; in pixels."""
 
     short_edge_px: int
     max_px: int
@@ -53,15 +54,15 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class SplitReport:
-    """One split: what is in it, what is wrong with it, and which of its images are worth a look."""
+    """One split: its statistics, its problems and the images to show."""
 
     split: SplitPaths
     num_images: int
     num_annotations: int  # in the file
-    num_objects: int  # single objects fit for training
+    num_objects: int  # usable for training, crowds not counted
     num_crowds: int
     num_left_out: int  # annotations that training cannot use
-    num_empty_images: int  # without a single object
+    num_empty_images: int  # without objects
     outlines: dict[str, int]
     classes: tuple[ClassCount, ...]
     shares: SizeShares
@@ -71,13 +72,13 @@ class SplitReport:
     sizes: ImageSizes
     buckets: tuple[BucketUse, ...]
     problems: tuple[Problem, ...]
-    samples: tuple[Sample, ...]
-    problem_samples: tuple[Sample, ...]
+    samples: tuple[SelectedImage, ...]
+    problem_samples: tuple[SelectedImage, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All splits that were inspected, and what is to say of them together."""
+    """All inspected splits, and notes about them."""
 
     splits: tuple[SplitReport, ...]
     stores: tuple[AnnotationStore, ...]  # of the splits
@@ -102,10 +103,10 @@ class Report:
 def splits_to_inspect(
     root: Path | None, names: Sequence[str] = (), *, annotations: Path | None = None, images: Path | None = None
 ) -> tuple[list[SplitPaths], list[str]]:
-    """The splits that a user means -> (splits, notes on splits that have no images).
+    """The splits to inspect -> (splits, notes about splits without images).
 
-    Either a COCO folder, with all its splits unless some are named, or an annotation file and its image folder; those
-    two may be relative to the folder.
+    Given is either a COCO folder, with `names` to select some of its splits, or an annotation file and its image
+    folder; these two may be relative to `root`.
     """
     if root is not None and root.is_file() and annotations is None:
         root, annotations = None, root
@@ -137,17 +138,17 @@ def inspect_splits(
     notes: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Report:
-    """Check and count every split; raises only where an annotation file cannot be read as COCO at all.
+    """Check every split and compute its statistics; raises only if an annotation file is not COCO format.
 
-    `decode` decodes every image as well as reading its header. `workers` files are read at once, 0 in this process;
-    None starts as many as there are cores for a set that is worth it. `notes` go into the report.
+    `decode` decodes every image in addition to reading its header. `workers` files are read in parallel, 0 in this
+    process; None uses one worker per core for large splits. `notes` are added to the report.
     """
     reports = []
     stores = [open_store(split) for split in splits]
     for store in stores:
-        tell = _told(progress, store.split.name)
-        at_once = _default_workers(len(store)) if workers is None else workers
-        problems = check_split(store, decode=decode, workers=at_once, progress=tell)
+        report_progress = _for_split(progress, store.split.name)
+        num_workers = _default_workers(len(store)) if workers is None else workers
+        problems = check_split(store, decode=decode, workers=num_workers, progress=report_progress)
         reports.append(_split_report(store, problems, resize, num_samples))
     return Report(tuple(reports), tuple(stores), (*notes, *_category_notes(stores)), resize, decode)
 
@@ -167,7 +168,7 @@ def report_json(report: Report) -> dict[str, Any]:
 
 
 def kind_counts(problems: Sequence[Problem]) -> list[tuple[str, str, int]]:
-    """(severity, kind, how many), errors first, then by number."""
+    """(severity, kind, count), errors first, then by count."""
     counts = Counter((problem.severity, problem.kind) for problem in problems)
     ordered = sorted(counts.items(), key=lambda item: (item[0][0], -item[1], item[0][1]))
     return [(severity, kind, count) for (severity, kind), count in ordered]
@@ -177,8 +178,8 @@ def _split_of_paths(
     root: Path | None, names: Sequence[str], annotations: Path | None, images: Path | None
 ) -> SplitPaths:
     if annotations is None or images is None:
-        missing = "--images, the folder of its images" if images is None else "--annotations, the file"
-        raise DataError("an annotation file needs its images, and the reverse", remedy=f"give {missing}, too")
+        missing = "--images, the image folder" if images is None else "--annotations, the annotation file"
+        raise DataError("--annotations and --images belong together", remedy=f"add {missing}")
     if names:
         raise DataError(
             "--split names a split of a COCO folder, but an annotation file is given",
@@ -214,7 +215,7 @@ def _default_workers(num_images: int) -> int:
     return min(cores, MAX_WORKERS)
 
 
-def _told(progress: Progress | None, name: str) -> Callable[[int, int], None] | None:
+def _for_split(progress: Progress | None, name: str) -> Callable[[int, int], None] | None:
     if progress is None:
         return None
     return lambda done, total: progress(name, done, total)
@@ -246,14 +247,14 @@ def _split_report(store: AnnotationStore, problems: Sequence[Problem], resize: R
 
 
 def _category_notes(stores: Sequence[AnnotationStore]) -> list[str]:
-    """Splits that could not be trained and evaluated together, because their classes differ."""
+    """Notes about splits whose classes differ, so that they cannot be trained and evaluated together."""
     notes = []
     for store in stores[1:]:
         ours = {(c.id, c.name) for c in stores[0].categories}
         theirs = {(c.id, c.name) for c in store.categories}
         if ours != theirs:
-            unlike = ", ".join(f"{identity} {name}" for identity, name in sorted(ours ^ theirs)[:5])
-            notes.append(f"{stores[0].split.name} and {store.split.name} have different classes: {unlike}")
+            difference = ", ".join(f"{identity} {name}" for identity, name in sorted(ours ^ theirs)[:5])
+            notes.append(f"{stores[0].split.name} and {store.split.name} have different classes: {difference}")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""Which images of a set are worth a look: extremes, every class, each kind of problem.
+"""Chooses the images that the inspection page shows: extremes, every class, each kind of problem.
 
 Shapes: I images, N objects of the table.
 """
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from maskfleet.data.checks.annotations import Problem, bad_images
+from maskfleet.data.checks.problems import Problem, bad_images
 from maskfleet.data.inspect.statistics import SMALL_AREA, Bools, Ints, ObjectTable
 from maskfleet.data.store.annotations import AnnotationStore
 
-CLASS_SHARE = 0.6  # of the samples, at most, are there for their class
+CLASS_SHARE = 0.6  # at most this share of the images is chosen for a class
 SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """An image to show, and why."""
+class SelectedImage:
+    """An image to show, and the reason."""
 
     index: int  # in the store
     image_id: int
@@ -29,14 +29,16 @@ class Sample:
 
 def choose_samples(
     store: AnnotationStore, table: ObjectTable, problems: Sequence[Problem], *, count: int
-) -> list[Sample]:
+) -> list[SelectedImage]:
     """At most `count` images without errors: extremes first, then rare classes, then some at random."""
-    free = ~np.isin(store.image_ids, np.array(sorted(bad_images(problems)), np.int64))  # [I] not bad, not yet taken
-    chosen: list[Sample] = []
+    free = ~np.isin(
+        store.image_ids, np.array(sorted(bad_images(problems)), np.int64)
+    )  # [I] without errors and not yet chosen
+    chosen: list[SelectedImage] = []
 
     def take(index: int, why: str) -> None:
         free[index] = False
-        chosen.append(Sample(index, int(store.image_ids[index]), why))
+        chosen.append(SelectedImage(index, int(store.image_ids[index]), why))
 
     objects = table.select(~table.crowd)
     for find in _EXTREMES:
@@ -49,12 +51,12 @@ def choose_samples(
     left = np.flatnonzero(free)
     rng = np.random.default_rng(SEED)
     for index in np.sort(rng.permutation(left)[: max(count - len(chosen), 0)]).tolist():
-        take(index, "picked at random")
+        take(index, "random image")
     return chosen
 
 
-def choose_problem_samples(store: AnnotationStore, problems: Sequence[Problem], *, count: int) -> list[Sample]:
-    """At most `count` images with problems: one for each kind, errors first, then a second one, and so on."""
+def choose_problem_samples(store: AnnotationStore, problems: Sequence[Problem], *, count: int) -> list[SelectedImage]:
+    """At most `count` images with problems: one of each kind, errors first, then a second of each, and so on."""
     kinds: dict[tuple[str, str], list[int]] = {}
     known = set(store.image_ids.tolist())
     for problem in problems:
@@ -62,14 +64,14 @@ def choose_problem_samples(store: AnnotationStore, problems: Sequence[Problem], 
             kinds.setdefault((problem.severity, problem.kind), []).append(problem.image_id)
     queues = [list(dict.fromkeys(kinds[key])) for key in sorted(kinds)]
     names = [kind for _, kind in sorted(kinds)]
-    chosen: dict[int, Sample] = {}
+    chosen: dict[int, SelectedImage] = {}
     while any(queues) and len(chosen) < count:
         for queue, kind in zip(queues, names, strict=True):
             while queue and queue[0] in chosen:
                 queue.pop(0)
             if queue and len(chosen) < count:
                 image_id = queue.pop(0)
-                chosen[image_id] = Sample(store.index_of(image_id), image_id, kind)
+                chosen[image_id] = SelectedImage(store.index_of(image_id), image_id, kind)
     return list(chosen.values())
 
 
@@ -114,7 +116,7 @@ _EXTREMES: tuple[Finder, ...] = (_most_objects, _most_classes, _most_small, _lar
 
 
 def _largest(values: Ints, free: Bools, why: str) -> Found:
-    """The free image with the largest value, if that is over zero."""
+    """The free image with the largest value, if that is above zero."""
     index = int(np.where(free, values, -1).argmax())
     return (index, why.format(values[index])) if free[index] and values[index] > 0 else None
 
@@ -136,4 +138,4 @@ def _rare_classes(
         covered |= set(objects.labels[objects.owner == index].tolist())
         count -= 1
         number = int(numbers[category.label])
-        yield index, f"{category.name}: {number} object{'' if number == 1 else 's'} in the set"
+        yield index, f"{category.name}: {number} object{'' if number == 1 else 's'} in the split"

@@ -1,6 +1,6 @@
-"""What is in a set: counts and distributions, as plain numbers.
+"""Counts and distributions of a split, as plain numbers.
 
-Shapes: I images, A annotations of known images, N of them fit for use, K classes.
+Shapes: I images, A annotations of known images, N of them usable, K classes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-SMALL_AREA, LARGE_AREA = 32.0**2, 96.0**2  # COCO's borders between small, medium and large
+SMALL_AREA, LARGE_AREA = 32.0**2, 96.0**2  # COCO's limits between small, medium and large
 MAX_COUNT_BINS = 30
 MAX_SIZES = 400
 SIZE_STEP_PX = 32
@@ -29,17 +29,17 @@ BucketMode = Literal["orientation", "tight", "none"]
 
 @dataclass(frozen=True, slots=True)
 class ObjectTable:
-    """The annotations that training uses, crowds among them, by image."""
+    """The annotations that training uses, including crowds, by image."""
 
     owner: Ints  # [N] index of the image
     rows: Ints  # [N] rows of the store
     labels: Ints  # [N] 1..K
-    boxes: Floats  # [N, 4] xyxy, cut at the border of the image
-    area: Floats  # [N] of the outline, as the file has it
+    boxes: Floats  # [N, 4] xyxy, clipped to the image
+    area: Floats  # [N] of the outline, from the file
     crowd: Bools  # [N]
 
     def select(self, which: Bools) -> ObjectTable:
-        """Those that `which` [N] picks."""
+        """The annotations that the mask `which` [N] selects."""
         return ObjectTable(
             self.owner[which],
             self.rows[which],
@@ -52,7 +52,7 @@ class ObjectTable:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many values lie between each two neighbouring edges; the outermost bins hold what lies beyond them too."""
+    """Counts of values between neighbouring edges; the outermost bins include values beyond them."""
 
     edges: tuple[float, ...]  # one more than counts
     counts: tuple[int, ...]
@@ -61,7 +61,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class ClassCount:
-    """One class: its single objects, its crowd regions, and the images that hold an object of it."""
+    """One class: its objects, its crowd regions, and the images with at least one object."""
 
     id: int
     name: str
@@ -73,7 +73,7 @@ class ClassCount:
 
 @dataclass(frozen=True, slots=True)
 class SizeShares:
-    """Objects by COCO's three ranges of area."""
+    """Objects by COCO's three area ranges."""
 
     small: int
     medium: int
@@ -82,7 +82,7 @@ class SizeShares:
 
 @dataclass(frozen=True, slots=True)
 class ImageSize:
-    """A size and how many images have it; with `step_px` above 1, the middle of a cell of the grid of that step."""
+    """A size and its number of images; with `step_px` above 1, the centre of a grid cell of that size."""
 
     width: int
     height: int
@@ -91,7 +91,7 @@ class ImageSize:
 
 @dataclass(frozen=True, slots=True)
 class ImageSizes:
-    """The sizes of all images, commonest first."""
+    """The sizes of all images, most frequent first."""
 
     distinct: int
     step_px: int
@@ -100,7 +100,7 @@ class ImageSizes:
 
 @dataclass(frozen=True, slots=True)
 class CanvasUse:
-    """A canvas in pixels and how many images go on it; without a size, the batch's own."""
+    """A canvas in pixels and the number of images padded to it; None if each batch has its own size."""
 
     height: int | None
     width: int | None
@@ -109,15 +109,15 @@ class CanvasUse:
 
 @dataclass(frozen=True, slots=True)
 class BucketUse:
-    """What one setting of `data.buckets` does to a set, at the largest size that images are resized to."""
+    """The canvases and padding of one setting of `data.buckets`, at the largest training size."""
 
     mode: BucketMode
     canvases: tuple[CanvasUse, ...]
-    padding: float  # share of all canvas pixels that lie outside the images
+    padding: float  # share of canvas pixels outside the images
 
 
 def object_table(store: AnnotationStore) -> ObjectTable:
-    """All annotations that `clean_instances` would leave, of all images at once."""
+    """The annotations of all images that `clean_instances` keeps."""
     owner = np.repeat(np.arange(len(store)), store.num_instances)  # [A]
     rows = store.annotations(0, len(owner))
     size = np.stack([store.widths, store.heights] * 2, axis=1).astype(np.float64)[owner]  # [A, 4]
@@ -142,32 +142,32 @@ def class_counts(store: AnnotationStore, table: ObjectTable) -> tuple[ClassCount
 
 
 def outline_counts(store: AnnotationStore) -> dict[str, int]:
-    """How the annotations of the file say their outlines."""
+    """Annotations by the format of their outlines."""
     kinds = np.bincount(store.columns["ann_kind"], minlength=4)
     names = {KIND_POLYGONS: "polygons", KIND_RLE: "rle", KIND_NONE: "none", KIND_BROKEN: "broken"}
     return {name: int(kinds[kind]) for kind, name in names.items()}
 
 
 def size_shares(objects: ObjectTable) -> SizeShares:
-    """Objects by COCO's ranges, judged as its evaluation does, by the area of the outline."""
+    """Objects by COCO's ranges of the outline's area, as in its evaluation."""
     small, not_large = int((objects.area < SMALL_AREA).sum()), int((objects.area <= LARGE_AREA).sum())
     return SizeShares(small, not_large - small, len(objects.area) - not_large)
 
 
 def box_size_histogram(objects: ObjectTable) -> Histogram:
-    """Root of the box area in pixels, two bins an octave from 1 px on."""
+    """Square root of the box area in pixels, two bins per factor of two, from 1 px."""
     sides = objects.boxes[:, 2:] - objects.boxes[:, :2]
-    return _log_histogram(np.sqrt(sides.prod(axis=1)), bins_an_octave=2, low=0, high=13)
+    return _log_histogram(np.sqrt(sides.prod(axis=1)), bins_per_octave=2, low=0, high=13)
 
 
 def aspect_histogram(objects: ObjectTable) -> Histogram:
-    """Box width over height, three bins an octave, one of them around 1."""
+    """Box width over height, three bins per factor of two, one of them centred on 1."""
     sides = objects.boxes[:, 2:] - objects.boxes[:, :2]
-    return _log_histogram(sides[:, 0] / sides[:, 1], bins_an_octave=3, low=-6, high=6, shift=0.5)
+    return _log_histogram(sides[:, 0] / sides[:, 1], bins_per_octave=3, low=-6, high=6, shift=0.5)
 
 
 def objects_per_image(objects: ObjectTable, num_images: int) -> Histogram:
-    """Single objects of each image, in whole numbers; an edge is the first number of its bin."""
+    """Objects per image, crowds not counted; an edge is the first number of its bin."""
     counts = np.bincount(objects.owner, minlength=num_images)
     if not num_images:
         return Histogram((0.0, 1.0), (0,), None)
@@ -178,7 +178,7 @@ def objects_per_image(objects: ObjectTable, num_images: int) -> Histogram:
 
 
 def image_sizes(store: AnnotationStore) -> ImageSizes:
-    """All sizes of the annotation file; more than MAX_SIZES are laid on a grid."""
+    """All image sizes of the annotation file; more than MAX_SIZES are grouped on a grid."""
     sizes, counts = _distinct_sizes(store.widths, store.heights)
     distinct, step = len(sizes), 1
     while len(sizes) > MAX_SIZES:
@@ -194,7 +194,7 @@ def image_sizes(store: AnnotationStore) -> ImageSizes:
 
 
 def bucket_uses(store: AnnotationStore, *, short_edge_px: int, max_px: int, divisor: int) -> tuple[BucketUse, ...]:
-    """What each setting of `data.buckets` makes of the set; images without a size are left out."""
+    """The effect of each setting of `data.buckets`; images without a size are skipped."""
     known = (store.widths > 0) & (store.heights > 0)
     heights, widths = store.heights[known], store.widths[known]
     if not len(heights):
@@ -212,15 +212,15 @@ def bucket_uses(store: AnnotationStore, *, short_edge_px: int, max_px: int, divi
     return tuple(uses)
 
 
-def _log_histogram(values: Floats, *, bins_an_octave: int, low: int, high: int, shift: float = 0.0) -> Histogram:
-    """Bins of equal ratio over the values, at most from 2**low to 2**high; `shift` bins before them."""
+def _log_histogram(values: Floats, *, bins_per_octave: int, low: int, high: int, shift: float = 0.0) -> Histogram:
+    """Bins of equal ratio that cover the values, within 2**low and 2**high; edges are moved down by `shift` bins."""
     if not len(values):
         return Histogram((1.0, 2.0), (0,), None)
-    place = np.floor(np.log2(values) * bins_an_octave + shift)
-    place = np.clip(place, low * bins_an_octave, high * bins_an_octave - 1).astype(np.int64)
-    first, last = int(place.min()), int(place.max())
-    edges = tuple(math.exp2((number - shift) / bins_an_octave) for number in range(first, last + 2))
-    return Histogram(edges, tuple(np.bincount(place - first).tolist()), float(np.median(values)))
+    bins = np.floor(np.log2(values) * bins_per_octave + shift)
+    bins = np.clip(bins, low * bins_per_octave, high * bins_per_octave - 1).astype(np.int64)
+    first, last = int(bins.min()), int(bins.max())
+    edges = tuple(math.exp2((number - shift) / bins_per_octave) for number in range(first, last + 2))
+    return Histogram(edges, tuple(np.bincount(bins - first).tolist()), float(np.median(values)))
 
 
 def _distinct_sizes(widths: Ints, heights: Ints) -> tuple[Ints, Ints]:

@@ -1,4 +1,4 @@
-"""A local folder, often on EFS or FSx for Lustre, that files are staged from or to."""
+"""A local folder, often on EFS or FSx for Lustre, as the source or destination of a staging."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from maskfleet.data.stage.manifest import (
     MAX_LINE_BYTES,
     STATE_FOLDER,
     FileProblem,
+    FileRecord,
     Item,
-    Record,
     is_own_file,
     line_of,
     records_of,
@@ -32,7 +32,7 @@ _MAX_KNOWN_PARENTS = 10_000
 
 
 class Folder:
-    """A folder as a place; a file gets its name only when all of it is written."""
+    """A folder; a file gets its name only after it is written completely."""
 
     is_folder = True
 
@@ -47,24 +47,24 @@ class Folder:
         self._safe_parents: set[Path] = set()
 
     def items(self) -> Iterator[Item]:
-        """All files, links followed; none where the folder is not there."""
+        """All files, following links; none if the folder does not exist."""
         try:
             yield from self._walk()
         except OSError as error:
             raise folder_error(error, self.name) from error
 
     def read(self, item: Item) -> tuple[str, Iterator[bytes]]:
-        """No version, and the bytes of a file; a file that changes meanwhile is a problem."""
+        """An empty version, and the bytes of a file; a file that changes while it is read is a problem."""
         return "", self._chunks(item)
 
-    def manifest(self) -> Iterator[Record]:
+    def manifest(self) -> Iterator[FileRecord]:
         """Records of the folder's manifest, if it has one."""
-        yield from _records_in(self.root / MANIFEST, may_end_torn=False)
+        yield from _records_in(self.root / MANIFEST, allow_partial_end=False)
 
-    def records(self) -> Iterator[Record]:
-        """What is verified: the manifest's records, then those of a staging that did not end."""
+    def records(self) -> Iterator[FileRecord]:
+        """The verified files: records of the manifest, then those of a staging that was interrupted."""
         yield from self.manifest()
-        yield from _records_in(self._journal_path, may_end_torn=True)
+        yield from _records_in(self._journal_path, allow_partial_end=True)
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
@@ -85,16 +85,16 @@ class Folder:
                 shutil.rmtree(self._parts, ignore_errors=True)
 
     def expect_space(self, need_bytes: int) -> None:
-        """Complain before the first byte if the file system says that there is no room."""
+        """Raise before the first byte is copied if the file system has too little free space."""
         free_bytes = shutil.disk_usage(self.root).free
         if need_bytes > free_bytes:
             raise DataError(
-                f"{self.name} has {size_text(free_bytes)} free, and {size_text(need_bytes)} are still to be copied",
-                remedy="make room or choose a larger file system; what is copied already stays and is not copied again",
+                f"{self.name} has {size_text(free_bytes)} free, but {size_text(need_bytes)} remain to be copied",
+                remedy="free space or choose a larger file system; files that are complete are not copied again",
             )
 
-    def reopen(self, records: Iterable[Record]) -> None:
-        """Take the manifest away while the folder is not complete; what is verified stays known in a journal."""
+    def reopen(self, records: Iterable[FileRecord]) -> None:
+        """Remove the manifest while the folder is incomplete; a journal keeps the verified records."""
         try:
             self._write_records(self._journal_path, records)
             self._journal = self._journal_path.open("ab")
@@ -102,8 +102,8 @@ class Folder:
         except OSError as error:
             raise folder_error(error, self.name) from error
 
-    def note(self, record: Record) -> None:
-        """Add to the journal, for the run that goes on if this one is killed."""
+    def note(self, record: FileRecord) -> None:
+        """Add to the journal, so that a later staging can resume if this one is killed."""
         assert self._journal is not None, "reopen comes first"
         try:
             self._journal.write(line_of(record).encode())
@@ -123,8 +123,8 @@ class Folder:
             raise folder_error(error, self.name) from error
         return "", ""
 
-    def finish(self, records: Iterable[Record]) -> None:
-        """Write the manifest, after all that it names is on disk."""
+    def finish(self, records: Iterable[FileRecord]) -> None:
+        """Write the manifest after all of its files are on disk."""
         try:
             os.sync()  # once, instead of one fsync for each of a hundred thousand files
             self._write_records(self.root / MANIFEST, records)
@@ -132,27 +132,27 @@ class Folder:
         except OSError as error:
             raise folder_error(error, self.name) from error
 
-    def _write_records(self, path: Path, records: Iterable[Record]) -> None:
+    def _write_records(self, path: Path, records: Iterable[FileRecord]) -> None:
         with replacing(path, temporary_in=self._parts) as file:
             for record in records:
                 file.write(line_of(record).encode())
 
     def _walk(self) -> Iterator[Item]:
-        """All files, in no order; folders wait on a list, so that deep trees need no deep calls."""
-        waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())] if self.root.exists() else []
-        while waiting:
-            prefix, above = waiting.pop()
+        """All files in any order; iterative, so that deep trees do not exceed the recursion limit."""
+        pending: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())] if self.root.exists() else []
+        while pending:
+            prefix, above = pending.pop()
             folder = self.root / prefix
             found = folder.stat()
             here = (found.st_dev, found.st_ino)
             if here in above:
-                yield Item(prefix.rstrip("/"), -1)  # a link to a folder that it is in has no end
+                yield Item(prefix.rstrip("/"), -1)  # a link to one of its parent folders is endless
                 continue
             with os.scandir(folder) as entries:
                 for entry in entries:
                     item = _item_of(entry, prefix + entry.name)
                     if item is None:
-                        waiting.append((f"{prefix}{entry.name}/", (*above, here)))
+                        pending.append((f"{prefix}{entry.name}/", (*above, here)))
                     elif not is_own_file(item.path):
                         yield item
 
@@ -166,7 +166,7 @@ class Folder:
         except FileNotFoundError as error:
             raise FileProblem(item.path, "was removed while it was read") from error
         except PermissionError as error:
-            raise FileProblem(item.path, "may not be read by this user") from error
+            raise FileProblem(item.path, "is not readable by this user") from error
         except OSError as error:
             raise FileProblem(item.path, f"cannot be read: {error.strerror}") from error
         changed = (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns)
@@ -174,13 +174,13 @@ class Folder:
             raise FileProblem(item.path, "changed while it was read")
 
     def _target(self, path: str) -> Path:
-        """Where `path` goes; its folder is made. A link that leads out of the root is not followed."""
+        """The target of `path`, whose folder is created. A link that points outside the root is not followed."""
         target = self.root / path
         parent = target.parent
         if parent not in self._safe_parents:
             nearest = next(one for one in (parent, *parent.parents) if one.exists())
             if not nearest.resolve().is_relative_to(self.root.resolve()):
-                raise FileProblem(path, f"is below {nearest}, a link that leads out of {self.root}")
+                raise FileProblem(path, f"is below {nearest}, a link that points outside {self.root}")
             parent.mkdir(parents=True, exist_ok=True)
             if len(self._safe_parents) >= _MAX_KNOWN_PARENTS:
                 self._safe_parents.clear()
@@ -189,7 +189,7 @@ class Folder:
 
 
 def _item_of(entry: os.DirEntry[str], path: str) -> Item | None:
-    """A file, or None for a folder that is to be looked into; links count as what they lead to."""
+    """A file, or None for a folder to list; links are followed."""
     try:
         found = entry.stat()
     except OSError:
@@ -200,12 +200,12 @@ def _item_of(entry: os.DirEntry[str], path: str) -> Item | None:
 
 
 def folder_error(error: OSError, name: str) -> DataError:
-    """What a failed call on a folder means for the user."""
+    """An operating system error on a folder as an error for the user."""
     where = error.filename or name
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DataError(
             f"{name} is full",
-            remedy="make room and run the same command again; what is copied already stays and is not copied again",
+            remedy="free space and run the same command again; files that are complete are not copied again",
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return DataError(
@@ -217,10 +217,10 @@ def folder_error(error: OSError, name: str) -> DataError:
     )
 
 
-def _records_in(path: Path, *, may_end_torn: bool) -> Iterator[Record]:
+def _records_in(path: Path, *, allow_partial_end: bool) -> Iterator[FileRecord]:
     try:
         with path.open("rb") as file:
-            yield from records_of(_whole_lines(file), str(path), may_end_torn=may_end_torn)
+            yield from records_of(_whole_lines(file), str(path), allow_partial_end=allow_partial_end)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -228,6 +228,6 @@ def _records_in(path: Path, *, may_end_torn: bool) -> Iterator[Record]:
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines, none of which is read further than a manifest's may be long."""
+    """Lines, read at most one byte beyond the longest that a manifest may have."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         yield line

@@ -1,4 +1,4 @@
-"""All files of a staging in a temporary database on disk, so that memory stays flat however many there are."""
+"""All files of a staging in a temporary SQLite database, so that memory use does not grow with their number."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from maskfleet.data.stage.manifest import Item, Record
+from maskfleet.data.stage.manifest import FileRecord, Item
 
 _PAGE = 1000
 _CACHE_KIB = 16_384
@@ -19,7 +19,7 @@ CREATE TABLE record (
 ) WITHOUT ROWID;
 """
 _JOINED = "source LEFT JOIN present USING (path) LEFT JOIN expected USING (path) LEFT JOIN record USING (path)"
-# A file is complete when its record is of what the source holds now, and the destination still holds that.
+# A file is complete if its record matches the source's current file, and the destination still has that file.
 _COMPLETE = """(
   record.bytes IS source.bytes AND present.bytes IS source.bytes
   AND (source.etag = '' OR source.etag = record.etag)
@@ -32,58 +32,58 @@ _COLUMNS = """source.path, source.bytes, source.etag, source.mtime_ns, present.b
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """All that is known of one file of the source."""
+class FileState:
+    """Everything known about one file of the source."""
 
     item: Item
     present: Item | None
     expected_sha256: str | None
-    record: Record | None
+    record: FileRecord | None
 
 
 class Index:
-    """The source's and the destination's files, what the source's manifest expects, and what was verified."""
+    """Files of source and destination, the expected files of the source's manifest, and verified records."""
 
     def __init__(self) -> None:
-        self._db = sqlite3.connect("", isolation_level=None)  # "" is a file that nobody else sees and that goes with us
+        self._db = sqlite3.connect("", isolation_level=None)  # "" is a private temporary file
         self._db.executescript(f"PRAGMA journal_mode = OFF; PRAGMA cache_size = -{_CACHE_KIB}; {_TABLES}")
 
     def close(self) -> None:
-        """Give the temporary file back."""
+        """Delete the temporary file."""
         self._db.close()
 
     def load_source(self, items: Iterable[Item]) -> None:
-        """Take the source's files."""
+        """Add the source's files."""
         self._load("source", 4, ((item.path, item.bytes, item.etag, item.mtime_ns) for item in items))
 
     def load_present(self, items: Iterable[Item]) -> None:
-        """Take the destination's files, in place of those known before."""
+        """Replace the destination's files."""
         self._db.execute("DELETE FROM present")
         self._load("present", 3, ((item.path, item.bytes, item.etag) for item in items))
 
-    def load_expected(self, records: Iterable[Record]) -> None:
-        """Take what the source must hold."""
+    def load_expected(self, records: Iterable[FileRecord]) -> None:
+        """Add the files that the source must have."""
         self._load("expected", 3, ((one.path, one.bytes, one.sha256) for one in records))
 
-    def load_records(self, records: Iterable[Record]) -> None:
-        """Take what is verified; a later record of a file replaces an earlier one."""
+    def load_records(self, records: Iterable[FileRecord]) -> None:
+        """Add verified records; a later record of a file replaces an earlier one."""
         self._load("record", 6, map(_values, records))
 
-    def put(self, record: Record) -> None:
-        """Take one record."""
+    def add(self, record: FileRecord) -> None:
+        """Add or replace one record."""
         self._db.execute("INSERT OR REPLACE INTO record VALUES (?, ?, ?, ?, ?, ?)", _values(record))
 
-    def forget(self, path: str) -> None:
-        """Drop one record."""
+    def delete(self, path: str) -> None:
+        """Delete one record."""
         self._db.execute("DELETE FROM record WHERE path = ?", (path,))
 
     def source_total(self) -> tuple[int, int]:
-        """Files and bytes of the source."""
+        """Number and bytes of the source's files."""
         files, total_bytes = self._db.execute("SELECT count(*), coalesce(sum(bytes), 0) FROM source").fetchone()
         return int(files), int(total_bytes)
 
-    def todo_total(self) -> tuple[int, int, int]:
-        """Files and bytes that are not complete, and the bytes by which the destination will grow."""
+    def incomplete_total(self) -> tuple[int, int, int]:
+        """Number and bytes of incomplete files, and the bytes by which the destination will grow."""
         more = "max(0, source.bytes - coalesce(present.bytes, 0))"
         columns = f"count(*), coalesce(sum(source.bytes), 0), coalesce(sum({more}), 0)"
         files, total_bytes, need_bytes = self._db.execute(
@@ -91,42 +91,42 @@ class Index:
         ).fetchone()
         return int(files), int(total_bytes), int(need_bytes)
 
-    def todo(self) -> Iterator[Row]:
-        """Files that are not complete, by path; records may be put meanwhile."""
+    def incomplete(self) -> Iterator[FileState]:
+        """Incomplete files, by path; records may be added during iteration."""
         yield from self._rows(f"NOT {_COMPLETE}")
 
-    def rows(self) -> Iterator[Row]:
-        """All files of the source, by path; records may be put and forgotten meanwhile."""
+    def files(self) -> Iterator[FileState]:
+        """All files of the source, by path; records may be added and deleted during iteration."""
         yield from self._rows("TRUE")
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[FileRecord]:
         """Records of the source's files, by path."""
-        for row in self.rows():
+        for row in self.files():
             if row.record is not None:
                 yield row.record
 
-    def below_files(self, limit: int) -> list[str]:
-        """Files of the source that are also folders of it, at most `limit`: a file system cannot hold both."""
-        # '0' is the character after '/': the range holds all that starts with the path and a slash.
+    def file_and_folder(self, limit: int) -> list[str]:
+        """Source paths that are both a file and a folder, at most `limit`: a file system cannot have both."""
+        # '0' is the character after '/': the range contains everything that starts with the path and a slash.
         query = """SELECT path FROM source AS file WHERE EXISTS (
           SELECT 1 FROM source AS inside WHERE inside.path >= file.path || '/' AND inside.path < file.path || '0'
         ) LIMIT ?"""
         return [path for (path,) in self._db.execute(query, (limit,))]
 
-    def unlike_expected(self, limit: int) -> list[tuple[str, int, int | None]]:
-        """(path, bytes expected, bytes of the source or None) of files that cannot be as expected, at most `limit`."""
+    def unexpected_sizes(self, limit: int) -> list[tuple[str, int, int | None]]:
+        """(path, bytes expected, bytes of the source or None) of files that differ, at most `limit`."""
         query = """SELECT path, expected.bytes, source.bytes FROM expected LEFT JOIN source USING (path)
           WHERE source.bytes IS NOT expected.bytes ORDER BY path LIMIT ?"""
         return list(self._db.execute(query, (limit,)))
 
     def count_unexpected(self) -> int:
-        """Files of the source that its manifest does not name; 0 where there is no manifest."""
+        """Number of source files that its manifest does not list; 0 if there is no manifest."""
         query = """SELECT count(*) FROM source
           WHERE EXISTS (SELECT 1 FROM expected) AND path NOT IN (SELECT path FROM expected)"""
         return int(self._db.execute(query).fetchone()[0])
 
     def count_left_over(self) -> int:
-        """Files that were staged before and that the source has no longer."""
+        """Number of files that were staged before and are no longer in the source."""
         query = "SELECT count(*) FROM record WHERE path NOT IN (SELECT path FROM source)"
         return int(self._db.execute(query).fetchone()[0])
 
@@ -136,8 +136,8 @@ class Index:
         self._db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", values)  # noqa: S608
         self._db.execute("COMMIT")
 
-    def _rows(self, condition: str) -> Iterator[Row]:
-        """Page by page, because a statement must not run on while its tables change."""
+    def _rows(self, condition: str) -> Iterator[FileState]:
+        """Query page by page, because a statement must not stay open while its tables change."""
         query = f"""SELECT {_COLUMNS} FROM {_JOINED} WHERE source.path > ? AND {condition}
           ORDER BY source.path LIMIT {_PAGE}"""  # noqa: S608
         after = ""
@@ -146,16 +146,18 @@ class Index:
             yield from map(_row, page)
 
 
-def _values(record: Record) -> tuple[str | int, ...]:
+def _values(record: FileRecord) -> tuple[str | int, ...]:
     return (record.path, record.bytes, record.sha256, record.etag, record.version, record.mtime_ns)
 
 
-def _row(columns: tuple[str | int, ...]) -> Row:
+def _row(columns: tuple[str | int, ...]) -> FileState:
     path, size, etag, mtime_ns, present_bytes, present_etag, expected, record_bytes, *rest = columns
     present = None if present_bytes is None else Item(str(path), int(present_bytes), str(present_etag))
     record = None
     if record_bytes is not None:
         sha256, record_etag, version, record_mtime_ns = rest
-        record = Record(str(path), int(record_bytes), str(sha256), str(record_etag), str(version), int(record_mtime_ns))
+        record = FileRecord(
+            str(path), int(record_bytes), str(sha256), str(record_etag), str(version), int(record_mtime_ns)
+        )
     item = Item(str(path), int(size), str(etag), int(mtime_ns))
-    return Row(item, present, None if expected is None else str(expected), record)
+    return FileState(item, present, None if expected is None else str(expected), record)

@@ -1,4 +1,4 @@
-"""What a staged folder or prefix holds: one JSON line a file, written last, so that a manifest means `complete`."""
+"""The manifest of a staged folder or prefix: one JSON line per file, written last; if it exists, all files do."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from maskfleet.errors import DataError
 
 MANIFEST = "manifest.jsonl"
-STATE_FOLDER = ".maskfleet-stage"  # of a destination folder: lock, journal and files that are not complete yet
+STATE_FOLDER = ".maskfleet-stage"  # in a destination folder: lock, journal and partial files
 MAX_LINE_BYTES = 16_384
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_MAX_PART_BYTES = 255  # of a name on Linux, EFS and Lustre
+_MAX_PART_BYTES = 255  # limit of file names on Linux, EFS and Lustre
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One file as a place lists it; `bytes` is -1 for what is no regular file."""
+    """One file in the listing of a location; `bytes` is -1 if it is not a regular file."""
 
     path: str
     bytes: int
@@ -27,7 +27,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class FileRecord:
     """One file that was copied and verified."""
 
     path: str
@@ -38,8 +38,8 @@ class Record:
     mtime_ns: int = 0
 
 
-class FileProblem(Exception):  # noqa: N818 - it ends one file, not the staging
-    """One file that cannot be copied or is not as it should be; others can still be."""
+class FileProblem(Exception):  # noqa: N818 - it stops one file, not the staging
+    """One file that cannot be copied or is not as expected; the other files continue."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path!r} {why}")
@@ -48,9 +48,9 @@ class FileProblem(Exception):  # noqa: N818 - it ends one file, not the staging
 
 
 def why_refused(item: Item) -> str | None:
-    """What keeps an item from being a file under a folder, or None.
+    """Why an item cannot be stored as a file in a folder, or None.
 
-    Object names are any text: they must not lead out of the destination, nor mean another file there.
+    Object names may be any text: they must not point outside the destination or to another file in it.
     """
     parts = item.path.split("/")
     try:
@@ -58,27 +58,27 @@ def why_refused(item: Item) -> str | None:
     except UnicodeEncodeError:
         return "is not UTF-8"
     if item.bytes < 0:
-        return "is no regular file, or a link to none"
+        return "is not a regular file or a link to one"
     if item.path.startswith("/"):
         return "is an absolute path"
     if ".." in parts or "." in parts:
-        return "has . or .. as a part"
+        return "contains . or .."
     if "" in parts:
-        return "has an empty part"
+        return "contains an empty name"
     if "\0" in item.path:
-        return "has a zero byte"
+        return "contains a null byte"
     if longest > _MAX_PART_BYTES:
-        return f"has a part of more than {_MAX_PART_BYTES} bytes"
+        return f"contains a name of more than {_MAX_PART_BYTES} bytes"
     return None
 
 
 def is_own_file(path: str) -> bool:
-    """Whether staging itself keeps `path`; such files are never copied."""
+    """Whether `path` is a file that staging itself writes; such files are never copied."""
     return path == MANIFEST or path.split("/")[0] == STATE_FOLDER
 
 
-def line_of(record: Record) -> str:
-    """The manifest line of a record; what is not known is left out."""
+def line_of(record: FileRecord) -> str:
+    """The manifest line of a record, without empty fields."""
     fields: dict[str, str | int] = {"path": record.path, "bytes": record.bytes, "sha256": record.sha256}
     if record.etag:
         fields["etag"] = record.etag
@@ -89,28 +89,28 @@ def line_of(record: Record) -> str:
     return json.dumps(fields, ensure_ascii=False) + "\n"
 
 
-def records_of(lines: Iterable[bytes], name: str, *, may_end_torn: bool = False) -> Iterator[Record]:
-    """The records of a manifest's lines; a journal's last line may be torn, because its writer may have been killed."""
-    torn: DataError | None = None
+def records_of(lines: Iterable[bytes], name: str, *, allow_partial_end: bool = False) -> Iterator[FileRecord]:
+    """The records of a manifest's lines; a journal may end with a partial line if its writer was killed."""
+    invalid: DataError | None = None
     for number, line in enumerate(lines, 1):
-        if torn is not None:
-            raise torn
+        if invalid is not None:
+            raise invalid
         if not line.strip():
             continue
         try:
             yield _record(line)
         except (ValueError, RecursionError) as error:
-            torn = DataError(
+            invalid = DataError(
                 f"{name}, line {number}: {error}",
-                remedy="each line is a JSON object with path, bytes and sha256; remove the file if it is no manifest "
+                remedy="each line is a JSON object with path, bytes and sha256; delete it if it is not a manifest "
                 "of `maskfleet data stage`, and stage again",
             )
-            if not may_end_torn:
-                raise torn from error
+            if not allow_partial_end:
+                raise invalid from error
 
 
 def size_text(num_bytes: float) -> str:
-    """A size as people say it, in powers of 1000: `512 B`, `4.2 MB`."""
+    """A size in powers of 1000: `512 B`, `4.2 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 1000:
             return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
@@ -118,7 +118,7 @@ def size_text(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TB"
 
 
-def _record(line: bytes) -> Record:
+def _record(line: bytes) -> FileRecord:
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"is longer than {MAX_LINE_BYTES} bytes")
     found = json.loads(line)
@@ -127,16 +127,16 @@ def _record(line: bytes) -> Record:
     path, size, sha256 = found.get("path"), found.get("bytes"), found.get("sha256")
     etag, version, mtime_ns = found.get("etag", ""), found.get("version", ""), found.get("mtime_ns", 0)
     if not isinstance(path, str):
-        raise ValueError("path is not a text")
+        raise ValueError("path is not a string")
     if type(size) is not int or not 0 <= size < 2**63:
-        raise ValueError("bytes is not a whole number from 0 up")
+        raise ValueError("bytes is not a non-negative integer")
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
         raise ValueError("sha256 is not 64 hexadecimal digits")
     if not isinstance(etag, str) or not isinstance(version, str):
-        raise ValueError("etag or version is not a text")
+        raise ValueError("etag or version is not a string")
     if type(mtime_ns) is not int or not -(2**63) <= mtime_ns < 2**63:
-        raise ValueError("mtime_ns is not a whole number")
+        raise ValueError("mtime_ns is not an integer")
     refused = why_refused(Item(path, size))
     if refused:
         raise ValueError(f"path {path!r} {refused}")
-    return Record(path, size, sha256, etag, version, mtime_ns)
+    return FileRecord(path, size, sha256, etag, version, mtime_ns)

@@ -1,4 +1,4 @@
-"""A prefix of an S3 bucket that files are staged from or to."""
+"""A prefix of an S3 bucket as the source or destination of a staging."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from maskfleet.data.stage.folder import CHUNK_BYTES
-from maskfleet.data.stage.manifest import MANIFEST, FileProblem, Item, Record, is_own_file, line_of, records_of
+from maskfleet.data.stage.manifest import MANIFEST, FileProblem, FileRecord, Item, is_own_file, line_of, records_of
 from maskfleet.data.stage.s3_errors import s3_error, s3_errors
 from maskfleet.errors import DataError
 from maskfleet.log import logger
 from maskfleet.system.aws import aws_client, aws_exceptions, aws_session, code_of
 
 PART_BYTES = 8 * CHUNK_BYTES  # of a multipart upload; smaller files go in one request
-ATTEMPTS = 10  # of a request that S3 does not answer or asks to slow down
+ATTEMPTS = 10  # per request, if S3 does not answer or throttles
 _MAX_PARTS = 10_000
 _MAX_KEY_BYTES = 1024
 _READ_ATTEMPTS = 5
@@ -28,7 +28,7 @@ _URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", re.DOTAL
 
 
 class Prefix:
-    """All objects below a prefix as a place; S3 shows an object only when all of it has arrived."""
+    """All objects with a prefix; S3 shows an object only after it is uploaded completely."""
 
     is_folder = False
 
@@ -43,7 +43,7 @@ class Prefix:
         self._client.close()
 
     def items(self) -> Iterator[Item]:
-        """All objects; the empty ones that stand for folders are left out."""
+        """All objects except the empty ones that represent folders."""
         with s3_errors(self.name, "list"):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix)
             for page in pages:
@@ -54,11 +54,11 @@ class Prefix:
                         yield Item(path, found["Size"], etag=found["ETag"].strip('"'))
 
     def read(self, item: Item) -> tuple[str, Iterator[bytes]]:
-        """The version, where the bucket keeps any, and the bytes of an object, of just the content that was listed."""
+        """The version, if the bucket has versioning, and the bytes of an object, as it was when listed."""
         answer = self._get(item, 0)
         return answer.get("VersionId", ""), self._chunks(item, answer["Body"])
 
-    def manifest(self) -> Iterator[Record]:
+    def manifest(self) -> Iterator[FileRecord]:
         """Records of the prefix's manifest, if it has one."""
         with s3_errors(self.manifest_name, "read"):
             try:
@@ -71,16 +71,16 @@ class Prefix:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Nothing to keep others out with: uploads of one object replace each other whole."""
+        """S3 needs no lock: uploads of the same object replace each other completely."""
         yield
 
     def expect_space(self, need_bytes: int) -> None:
-        """A bucket has room."""
+        """A bucket has no size limit."""
 
-    def reopen(self, records: Iterable[Record]) -> None:
-        """An old manifest stays until it is replaced: who reads it meanwhile finds that it does not fit."""
+    def reopen(self, records: Iterable[FileRecord]) -> None:
+        """Keep the old manifest until it is replaced: readers see in the meantime that it does not match."""
 
-    def note(self, record: Record) -> None:
+    def note(self, record: FileRecord) -> None:
         """The bucket's listing is the journal."""
 
     def store(self, item: Item, chunks: Iterable[bytes]) -> tuple[str, str]:
@@ -95,7 +95,7 @@ class Prefix:
                 answer = self._put_parts(key, _regrouped(chunks, part_bytes(item.bytes)))
         return answer["ETag"].strip('"'), answer.get("VersionId", "")
 
-    def finish(self, records: Iterable[Record]) -> None:
+    def finish(self, records: Iterable[FileRecord]) -> None:
         """Write the manifest."""
         with tempfile.TemporaryFile() as file:
             for record in records:
@@ -124,7 +124,7 @@ class Prefix:
         return answer
 
     def _chunks(self, item: Item, body: Any) -> Iterator[bytes]:
-        """The bytes of an object; a connection that breaks is opened again where it broke."""
+        """The bytes of an object; a broken connection is reopened where it stopped."""
         done, attempt = 0, 1
         while True:
             try:
@@ -168,15 +168,15 @@ class Prefix:
         return done
 
     def _abort(self, what: dict[str, Any]) -> None:
-        """Throw away parts that would be paid for and never seen; why they are thrown away matters more than how."""
+        """Delete uploaded parts, which would cost money; a failure here must not hide the error that led to it."""
         try:
             self._client.abort_multipart_upload(**what)
         except aws_exceptions() as error:
-            logger.warning("parts of an upload to s3://%s/%s are left: %s", what["Bucket"], what["Key"], error)
+            logger.warning("cannot delete the parts of an upload to s3://%s/%s: %s", what["Bucket"], what["Key"], error)
 
 
 def part_bytes(size: int) -> int:
-    """Bytes of each part of an upload of `size` bytes: whole chunks, and no more parts than S3 takes."""
+    """Bytes of each part of an upload of `size` bytes: whole chunks, and at most as many parts as S3 accepts."""
     return max(PART_BYTES, math.ceil(size / _MAX_PARTS / CHUNK_BYTES) * CHUNK_BYTES)
 
 
@@ -189,27 +189,27 @@ def etag_of(chunks: Iterable[bytes], size: int) -> str:
 
 
 def _regrouped(chunks: Iterable[bytes], size: int) -> Iterator[bytes]:
-    """The same bytes in pieces of `size`, the last one shorter."""
-    waiting = bytearray()
+    """The same bytes in pieces of `size`; the last one may be shorter."""
+    buffer = bytearray()
     for chunk in chunks:
-        waiting += chunk
-        while len(waiting) >= size:
-            yield bytes(waiting[:size])
-            del waiting[:size]
-    if waiting:
-        yield bytes(waiting)
+        buffer += chunk
+        while len(buffer) >= size:
+            yield bytes(buffer[:size])
+            del buffer[:size]
+    if buffer:
+        yield bytes(buffer)
 
 
 def _split(url: str) -> tuple[str, str]:
     """Bucket and prefix, which ends with a slash unless it is empty."""
     found = _URL.fullmatch(url)
     if found is None:
-        raise DataError(f"{url!r} is no place in S3", remedy="write s3://bucket/prefix; bucket names are lower-case")
+        raise DataError(f"{url!r} is not an S3 URL", remedy="write s3://bucket/prefix; bucket names are lower-case")
     prefix = (found.group(2) or "").strip("/")
     return found.group(1), f"{prefix}/" if prefix else ""
 
 
 def _client(workers: int) -> Any:
-    session = aws_session("places in S3")
+    session = aws_session("S3 locations")
     with s3_errors("S3", "reach"):
         return aws_client(session, "s3", connections=workers, attempts=ATTEMPTS)

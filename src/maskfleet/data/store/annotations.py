@@ -1,8 +1,8 @@
-"""The annotations of a split as flat columns in one mapped file, shared by every rank and worker.
+"""The annotations of a split as flat columns in one memory-mapped file, shared by all ranks and workers.
 
 Shapes: I images by ascending id, A annotations grouped by image, N annotations of one image, P polygon parts,
-V numbers of all polygons, R run-length masks. Polygon numbers and boxes are float64, just as the JSON has them: a
-float32 would move the points that lie on pixel borders, which rasterise differently then.
+V numbers of all polygons, R run-length masks. Polygon numbers and boxes are float64 as in the JSON: rounding to
+float32 moves points on pixel borders, and the masks would differ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MIN_POLYGON_NUMBERS = 6
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """A class of the annotation file; labels count from 1 in the order of the ids."""
+    """A category of the annotation file; labels count from 1 in the order of the ids."""
 
     id: int
     name: str
@@ -50,11 +50,11 @@ class ImageRecord:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InstanceArrays:
-    """Annotations of one image; their polygons and run-length masks stay in the store until asked for."""
+    """Annotations of one image; polygons and run-length masks are read from the store on demand."""
 
     ids: Ints  # [N]
-    boxes: Floats  # [N, 4] xyxy, as in the file: not clipped
-    labels: Ints  # [N] 1..num_categories; 0 for a category the file does not define
+    boxes: Floats  # [N, 4] xyxy, as in the file, not clipped
+    labels: Ints  # [N] 1..num_categories; 0 for a category that the file does not define
     area: Floats  # [N]
     crowd: Bools  # [N]
     ignore: Bools  # [N]
@@ -66,15 +66,15 @@ class InstanceArrays:
         return len(self.ids)
 
     def polygons(self, index: int) -> list[Floats]:
-        """Outline of instance `index` as parts [n, 2], (x, y) views; parts of under three points are left out."""
+        """Outline of instance `index` as parts [n, 2], (x, y) views; parts with fewer than three points are skipped."""
         return self.store.polygons(int(self.rows[index])) if self.kind[index] == KIND_POLYGONS else []
 
     def rle(self, index: int) -> dict[str, Any] | None:
-        """Mask of instance `index` as pycocotools writes it, {"size": [h, w], "counts": bytes}; None if not so kept."""
+        """Mask of instance `index` as pycocotools writes it, {"size": [h, w], "counts": bytes}; None if it has none."""
         return self.store.rle(int(self.rows[index])) if self.kind[index] == KIND_RLE else None
 
     def select(self, which: npt.NDArray[Any]) -> InstanceArrays:
-        """The instances that `which`, a mask or indices, picks."""
+        """The instances selected by `which`, a mask or indices."""
         return InstanceArrays(
             ids=self.ids[which],
             boxes=self.boxes[which],
@@ -89,26 +89,26 @@ class InstanceArrays:
 
     @property
     def objects(self) -> InstanceArrays:
-        """Those that are single objects."""
+        """The instances that are not crowd regions."""
         return self.select(~self.crowd)
 
     @property
     def crowds(self) -> InstanceArrays:
-        """Those that are crowd regions."""
+        """The instances that are crowd regions."""
         return self.select(self.crowd)
 
 
 def open_store(split: SplitPaths, *, cache_dir: Path | None = None) -> AnnotationStore:
     """The annotation store of `split`, built on first use.
 
-    It is kept beside the annotation file or, where that cannot be written, in the user's cache folder; `cache_dir`
-    replaces both.
+    It is stored next to the annotation file or, if that folder is not writable, in the user's cache folder;
+    `cache_dir` replaces both.
     """
     return AnnotationStore(built_store(split.annotations, cache_dir), split)
 
 
 class AnnotationStore:
-    """A split's images and annotations, mapped; pickling sends only the path. Made by `open_store`."""
+    """A split's images and annotations, memory-mapped; pickling sends only the path. Use `open_store`."""
 
     def __init__(self, path: Path, split: SplitPaths) -> None:
         self.path = path
@@ -130,7 +130,7 @@ class AnnotationStore:
 
     @cached_property
     def categories(self) -> tuple[Category, ...]:
-        """The file's categories by ascending id; the first counts where an id is defined twice."""
+        """The file's categories by ascending id; the first one is used if an id is defined twice."""
         names: dict[int, str] = {}
         for identity, name in self.source_categories:
             names.setdefault(identity, name)
@@ -153,16 +153,16 @@ class AnnotationStore:
 
     @property
     def num_instances(self) -> Ints:
-        """Number of annotations of each image, crowds and bad ones counted [I]."""
+        """Number of annotations of each image, including crowds and invalid ones [I]."""
         return self.columns["image_annotations"]
 
     @property
     def num_annotations(self) -> int:
-        """Number of annotations in the file, those of unknown images counted."""
+        """Number of annotations in the file, including those of unknown images."""
         return len(self.columns["ann_id"])
 
     def index_of(self, image_id: int) -> int:
-        """Where the image with this id is; KeyError if there is none."""
+        """Index of the image with this id; KeyError if there is none."""
         index = int(np.searchsorted(self.image_ids, image_id))
         if index == len(self) or self.image_ids[index] != image_id:
             raise KeyError(image_id)
@@ -189,7 +189,7 @@ class AnnotationStore:
         return self.annotations(start, start + int(self.num_instances[index]))
 
     def annotations(self, start: int, stop: int) -> InstanceArrays:
-        """Rows `start` to `stop` of the annotations; those past the last image's belong to no known image."""
+        """Rows `start` to `stop` of the annotations; those after the last image's belong to unknown images."""
         take = slice(start, stop)
         columns = self.columns
         return InstanceArrays(
@@ -224,10 +224,10 @@ class AnnotationStore:
 
 
 def clean_instances(record: ImageRecord, instances: InstanceArrays) -> InstanceArrays:
-    """What is trained on, by TensorPack's rules: boxes clipped to the image, unusable annotations left out.
+    """The instances that training uses, by TensorPack's rules: boxes clipped to the image, unusable ones removed.
 
-    Left out are those marked `ignore`, of an area of 1 or less, of a box that is empty inside the image or not
-    finite, and of an unknown category. Run-length masks of single objects are kept, which TensorPack refuses.
+    Removed are annotations marked `ignore`, with an area of 1 or less, with a box that is not finite or empty inside
+    the image, or of an unknown category. Unlike TensorPack, run-length masks of objects are allowed.
     """
     size = np.array([record.width, record.height, record.width, record.height], np.float64)
     boxes, keep = _clipped(instances.boxes, size)
@@ -235,13 +235,13 @@ def clean_instances(record: ImageRecord, instances: InstanceArrays) -> InstanceA
     return dataclasses.replace(instances, boxes=boxes).select(keep)
 
 
-def images_with_objects(store: AnnotationStore, *, rows_at_once: int = 1 << 16) -> Ints:
-    """Indices, ascending, of the images that have an object to train on: `clean_instances` leaves one, not a crowd."""
+def images_with_objects(store: AnnotationStore, *, rows_per_block: int = 1 << 16) -> Ints:
+    """Indices, ascending, of images with an object to train on: `clean_instances` keeps one that is not a crowd."""
     owner = np.repeat(np.arange(len(store)), store.num_instances)  # [A of known images]
     sizes = np.stack([store.widths, store.heights] * 2, axis=1).astype(np.float64)  # [I, 4]
     has_object = np.zeros(len(store), bool)
-    for start in range(0, len(owner), rows_at_once):
-        block = owner[start : start + rows_at_once]
+    for start in range(0, len(owner), rows_per_block):
+        block = owner[start : start + rows_per_block]
         rows = store.annotations(start, start + len(block))
         _, keep = _clipped(rows.boxes, sizes[block])
         keep &= (rows.area > 1) & ~rows.ignore & (rows.labels > 0) & ~rows.crowd

@@ -1,4 +1,4 @@
-"""Where annotation stores are kept, and how one is built: once for each content, whoever asks first."""
+"""Builds annotation stores, one per content of an annotation file, and finds existing ones."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ LOCK_TIMEOUT_S = 1800
 
 
 def built_store(annotations: Path, cache_dir: Path | None) -> Path:
-    """Path of the store of an annotation file, built now unless one of the same content is there.
+    """Path of the store of an annotation file, built now unless one of the same content exists.
 
-    It lies in `.maskfleet/` beside the annotation file or, where that cannot be written, in the user's cache folder;
-    `cache_dir` replaces both. Any number of processes may call this at once: one builds, the others wait.
+    It is in `.maskfleet/` next to the annotation file or, if that is not writable, in the user's cache folder;
+    `cache_dir` replaces both. Any number of processes may call this at the same time: one builds, the others wait.
     """
     folders = [Path(cache_dir)] if cache_dir else [annotations.parent / ".maskfleet", user_cache_dir()]
     digest = _known_digest(annotations, folders)
@@ -56,12 +56,12 @@ def built_store(annotations: Path, cache_dir: Path | None) -> Path:
 
 
 def user_cache_dir() -> Path:
-    """Where a user's caches are, by the XDG convention; in the temporary folder for a user without a home."""
+    """The user's cache folder by the XDG convention; in the temporary folder for a user without a home folder."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():
         try:
             base = Path.home() / ".cache"
-        except RuntimeError:  # containers run under user ids that no account has
+        except RuntimeError:  # containers run with user ids that have no account
             base = Path(tempfile.gettempdir()) / f"cache-{os.getuid()}"
     return base / "maskfleet" / "stores"
 
@@ -137,7 +137,7 @@ def _ints(values: Any) -> npt.NDArray[np.int64]:
 
 
 def _starts(counts: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Where each of consecutive runs of `counts` [N] begins, and where the last one ends -> [N + 1]."""
+    """Start of each of consecutive runs of `counts` [N], and the end of the last one -> [N + 1]."""
     return np.concatenate([[0], np.cumsum(np.asarray(counts, np.int64))]).astype(np.int64)
 
 
@@ -189,7 +189,7 @@ def _sha256(annotations: Path) -> str:
 def _unreadable(annotations: Path, error: OSError) -> DataError:
     return DataError(
         f"the annotation file {annotations} cannot be read: {error.strerror}",
-        remedy="check that the file is there and that you may read it",
+        remedy="check that the file exists and is readable",
     )
 
 
@@ -205,7 +205,7 @@ def _digest_record(annotations: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _known_digest(annotations: Path, folders: Sequence[Path]) -> str | None:
-    """SHA-256 of the annotation file if it was taken before and the file has not changed since: 448 MB take a while."""
+    """The saved SHA-256 of the annotation file, if the file has not changed since: hashing 448 MB takes a while."""
     name, state = _digest_record(annotations)
     for folder in folders:
         try:
@@ -218,7 +218,7 @@ def _known_digest(annotations: Path, folders: Sequence[Path]) -> str | None:
 
 
 def _remember_digest(annotations: Path, digest: str, folders: Sequence[Path]) -> None:
-    """Keep the digest where it can be kept; without it the next start only takes longer."""
+    """Save the digest if a folder is writable; without it the next start takes longer."""
     name, state = _digest_record(annotations)
     folder = _first_writable(folders)
     if folder is None:
@@ -227,7 +227,7 @@ def _remember_digest(annotations: Path, digest: str, folders: Sequence[Path]) ->
 
 
 def _first_writable(folders: Sequence[Path]) -> Path | None:
-    """The first of the folders that can be written, made if need be."""
+    """The first writable folder, created if needed."""
     for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)

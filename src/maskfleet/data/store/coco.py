@@ -1,4 +1,4 @@
-"""COCO-format annotation files: where the files of a split are, and how one is read without holding it as objects.
+"""COCO annotation files: finds the files of a split, and reads one without keeping it as Python objects.
 
 Shapes: I images, A annotations, P polygon parts, V numbers of all polygons (x, y, x, y, ...), R run-length masks.
 """
@@ -26,7 +26,7 @@ ANNOTATION_KEYS = ("id", "image_id", "category_id")
 
 @dataclass(frozen=True, slots=True)
 class SplitPaths:
-    """One set of images and the file that annotates them."""
+    """The annotation file and the image folder of one split."""
 
     name: str
     annotations: Path
@@ -34,7 +34,7 @@ class SplitPaths:
 
 
 def find_split(root: Path, name: str) -> SplitPaths:
-    """The files of split `name` under a COCO folder; `coco_train2017`, as TensorPack says it, is `train2017`."""
+    """The files of split `name` under a COCO folder; TensorPack's `coco_train2017` is `train2017`."""
     root, split = Path(root), name.removeprefix("coco_")
     if not root.is_dir():
         raise DataError(f"there is no folder {root}", remedy="point data.root at the folder that holds annotations/")
@@ -43,7 +43,7 @@ def find_split(root: Path, name: str) -> SplitPaths:
         known = ", ".join(split_names(root)) or "none"
         raise DataError(
             f"there is no {annotations}, so no split {name!r}",
-            remedy=f"choose one of the splits that are there ({known}), or give the two paths of your own set",
+            remedy=f"choose an existing split ({known}), or give the annotation file and image folder of your own data",
         )
     image_dir = IMAGE_DIR_OF_SPLIT.get(split, split)
     for images in (root / image_dir, root / "images" / image_dir):
@@ -51,12 +51,12 @@ def find_split(root: Path, name: str) -> SplitPaths:
             return SplitPaths(split, annotations, images)
     raise DataError(
         f"the images of split {name!r} should be in {root / image_dir}, which is not a folder",
-        remedy=f"put the images there, or in {root / 'images' / image_dir}, or give the image folder by its path",
+        remedy=f"put the images there, or in {root / 'images' / image_dir}, or give the path of the image folder",
     )
 
 
 def found_splits(root: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The training and the validation split of a COCO folder by their names; without one for validation, the first."""
+    """The training and the validation split of a COCO folder, by name; the training split serves as both if alone."""
     names = split_names(Path(root))
     train = [name for name in names if name.startswith("train")]
     val = [name for name in names if name.startswith("val") or name == "test"]
@@ -65,14 +65,14 @@ def found_splits(root: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if len(names) == 1:
         return tuple(names), tuple(names)
     raise DataError(
-        f"it is not clear which split of {root} to train on: "
+        f"cannot tell which split of {root} to train on: "
         + (", ".join(names) or "there is no annotations/instances_*.json"),
         remedy="name them: --set data.train=[NAME] --set data.val=[NAME]; or two paths each (docs/data/loading.md)",
     )
 
 
 def split_from_paths(annotations: Path, images: Path, *, name: str | None = None) -> SplitPaths:
-    """A COCO-format set given by its two paths; named after the annotation file unless `name` says otherwise."""
+    """The split of an annotation file and an image folder; `name` is taken from the file by default."""
     annotations, images = Path(annotations), Path(images)
     if not annotations.is_file():
         raise DataError(f"there is no annotation file {annotations}", remedy="check the path of the annotation file")
@@ -90,7 +90,7 @@ def split_names(root: Path) -> list[str]:
 
 @dataclass(slots=True)
 class CocoFile:
-    """What an annotation file says, in file order, as flat arrays of plain numbers."""
+    """The content of an annotation file, in file order, as flat arrays of numbers."""
 
     image_id: array[int] = field(default_factory=lambda: array("q"))  # [I]
     image_width: array[int] = field(default_factory=lambda: array("q"))
@@ -114,30 +114,30 @@ class CocoFile:
 
 
 class _Image:
-    """Stands in the parsed tree for an image already taken."""
+    """Replaces an image in the parsed tree that is already stored."""
 
 
 class _Annotation:
-    """Stands in the parsed tree for an annotation already taken."""
+    """Replaces an annotation in the parsed tree that is already stored."""
 
 
 def read_coco(text: str, path: Path) -> CocoFile:
-    """Read annotation JSON; `path` is only named in errors.
+    """Parse annotation JSON; `path` is for error messages.
 
-    Each record is flattened as soon as the parser closes it, so that its Python objects never pile up: a file of the
-    size of COCO's is stored in 1.2 GiB, where its objects take 2.8 (benchmarks/results/store.json).
+    Each record is flattened as soon as the parser closes it, so that Python objects do not accumulate: a file of
+    COCO's size needs 1.2 GiB instead of 2.8 (benchmarks/results/store.json).
     """
     coco = CocoFile()
-    with _collector_paused():
-        tree = _parse(text, path, _record_taker(coco))
+    with _gc_paused():
+        tree = _parse(text, path, _record_hook(coco))
     if not isinstance(tree, dict):
         raise _not_coco(path, f"it holds a {type(tree).__name__}, not an object with images, annotations, categories")
     for key in ("images", "annotations", "categories"):
         if not isinstance(tree.get(key), list):
             what = "has no" if key not in tree else "has no list under"
             raise _not_coco(path, f"it {what} key {key!r}")
-    _expect_all_taken(tree["images"], _Image, IMAGE_KEYS, path, "images")
-    _expect_all_taken(tree["annotations"], _Annotation, ANNOTATION_KEYS, path, "annotations")
+    _expect_all_stored(tree["images"], _Image, IMAGE_KEYS, path, "images")
+    _expect_all_stored(tree["annotations"], _Annotation, ANNOTATION_KEYS, path, "annotations")
     if (len(tree["images"]), len(tree["annotations"])) != (len(coco.image_id), len(coco.ann_id)):
         raise _not_coco(path, "it holds image or annotation records outside its lists of images and annotations")
     for index, category in enumerate(tree["categories"]):
@@ -152,15 +152,15 @@ def _parse(text: str, path: Path, take: Callable[[dict[str, Any]], Any]) -> Any:
         at_end = error.pos >= len(text.rstrip()) - 1 or error.msg.startswith("Unterminated string")
         raise DataError(
             f"{path} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
-            + (" (the file is cut off there)" if at_end else ""),
+            + (" (the file is truncated there)" if at_end else ""),
             remedy="copy or download the file again, and compare its size with the original",
         ) from None
     except RecursionError:
         raise _not_coco(path, "its values are nested too deeply") from None
 
 
-def _record_taker(coco: CocoFile) -> Callable[[dict[str, Any]], Any]:
-    """A hook for the parser: takes images and annotations into `coco`, leaves anything else as it is."""
+def _record_hook(coco: CocoFile) -> Callable[[dict[str, Any]], Any]:
+    """An object hook for the parser that stores images and annotations in `coco` and keeps everything else."""
     image, annotation = _Image(), _Annotation()
 
     def take(record: dict[str, Any]) -> Any:
@@ -174,7 +174,7 @@ def _record_taker(coco: CocoFile) -> Callable[[dict[str, Any]], Any]:
 
 
 def _take_image(coco: CocoFile, record: dict[str, Any]) -> bool:
-    """Add an image; False, with nothing added, if a key is missing or of the wrong type."""
+    """Add an image; False, without adding it, if a key is missing or has the wrong type."""
     values = [_integer(record.get(key)) for key in ("id", "width", "height")]
     name = record["file_name"]
     if None in values or not isinstance(name, str):
@@ -187,10 +187,10 @@ def _take_image(coco: CocoFile, record: dict[str, Any]) -> bool:
 
 
 def _take_annotation(coco: CocoFile, record: dict[str, Any]) -> bool:
-    """Add an annotation; False, with nothing added, if an id is missing or no integer.
+    """Add an annotation; False, without adding it, if an id is missing or not an integer.
 
-    What else may be wrong is kept for the checks to name: a box that is not four numbers becomes NaN,
-    a segmentation of the wrong form becomes KIND_BROKEN. Without "area" the area of the box stands in.
+    Other problems are kept for the checks to report: a box that is not four numbers becomes NaN, an invalid
+    segmentation becomes KIND_BROKEN. Without "area", the area of the box is used.
     """
     annotation_id, image_id = _integer(record.get("id")), _integer(record["image_id"])
     category_id = _integer(record["category_id"])
@@ -212,7 +212,7 @@ def _take_annotation(coco: CocoFile, record: dict[str, Any]) -> bool:
 
 
 def _take_segmentation(coco: CocoFile, segmentation: Any) -> tuple[int, int]:
-    """Add polygons or a run-length mask -> its kind, and how many parts it has."""
+    """Add polygons or a run-length mask -> (its kind, its number of parts)."""
     if segmentation is None or segmentation == []:
         return KIND_NONE, 0
     if isinstance(segmentation, dict):
@@ -247,7 +247,7 @@ def _take_rle(coco: CocoFile, rle: dict[str, Any]) -> tuple[int, int]:
 
 
 def _integer(value: Any) -> int | None:
-    """`value` as an int that fits int64; None if it is none. A whole float, as some tools write, counts."""
+    """`value` as an int that fits int64, else None. Some tools write floats: 3.0 is accepted."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63:
@@ -256,7 +256,7 @@ def _integer(value: Any) -> int | None:
 
 
 def _numbers(values: Any, count: int) -> list[float]:
-    """`values` if it is a list of `count` numbers, else that many NaN."""
+    """`values` if it is a list of `count` numbers, else `count` NaNs."""
     if isinstance(values, list) and len(values) == count and all(isinstance(value, int | float) for value in values):
         return values
     return [float("nan")] * count
@@ -271,29 +271,29 @@ def _category(record: Any, index: int, path: Path) -> tuple[int, str]:
     return identity, record["name"]
 
 
-def _expect_all_taken(records: list[Any], taken: type, keys: tuple[str, ...], path: Path, key: str) -> None:
+def _expect_all_stored(records: list[Any], marker: type, keys: tuple[str, ...], path: Path, key: str) -> None:
     for index, record in enumerate(records):
-        if isinstance(record, taken):
+        if isinstance(record, marker):
             continue
         if not isinstance(record, dict):
-            raise _not_coco(path, f"entry {index} of {key!r} is not such a record")
-        for needed in keys:
-            if needed not in record:
-                raise _not_coco(path, f"entry {index} of {key!r} has no key {needed!r}")
+            raise _not_coco(path, f"entry {index} of {key!r} is not an object")
+        for required in keys:
+            if required not in record:
+                raise _not_coco(path, f"entry {index} of {key!r} has no key {required!r}")
         raise _not_coco(path, f"entry {index} of {key!r} has a value of the wrong type among {', '.join(keys)}")
 
 
 def _not_coco(path: Path, why: str) -> DataError:
     return DataError(
         f"{path} is not a COCO instances file: {why}",
-        remedy="give the instances_*.json of the set; the keys it needs are images (id, file_name, width, height), "
+        remedy="give the instances_*.json of the data set; it needs the keys images (id, file_name, width, height), "
         "annotations (id, image_id, category_id, bbox, segmentation) and categories (id, name)",
     )
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
-    """No cycle collection inside: parsing makes millions of objects and no cycles."""
+def _gc_paused() -> Iterator[None]:
+    """Disable the garbage collector: parsing creates millions of objects and no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""A file of named numpy columns that many processes map at once.
+"""A file of named numpy columns that many processes can map.
 
 Layout: 8 bytes of magic, 8 of header length, 32 of header SHA-256, the header as JSON, then each column as raw
 little-endian numbers, aligned to 64 bytes. Nothing in it is executed or unpickled.
@@ -26,7 +26,7 @@ Column = npt.NDArray[Any]
 
 
 class DamagedFileError(Exception):
-    """The file is not a whole file of columns; says why."""
+    """The file is not a complete file of columns; the message says why."""
 
 
 def write_columns(path: Path, columns: Mapping[str, Column], meta: Mapping[str, Any]) -> None:
@@ -50,7 +50,7 @@ def map_columns(path: Path) -> tuple[dict[str, Column], Any]:
     with path.open("rb") as file:
         prefix = file.read(PREFIX_BYTES)
         if len(prefix) < PREFIX_BYTES or not prefix.startswith(MAGIC):
-            raise DamagedFileError("it does not begin as a file of columns")
+            raise DamagedFileError("it does not start like a file of columns")
         header = file.read(int.from_bytes(prefix[8:16], "little"))
         size = os.fstat(file.fileno()).st_size
     if hashlib.sha256(header).digest() != prefix[16:48]:

@@ -1,6 +1,6 @@
-"""The images of a run: one or several annotated sets, joined, and the images of them that are used.
+"""The images that a run uses, from one or several splits.
 
-Shapes: N images used, counted 0 .. N - 1 over all sets.
+Shapes: N images, numbered 0 .. N - 1 over all splits.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Ints = npt.NDArray[np.int64]
 
 
 class ImageSet:
-    """Images of several stores under one count; ids may collide between stores, places do not."""
+    """Images of several stores with one numbering; unlike ids, these numbers do not collide between stores."""
 
     def __init__(self, stores: Sequence[AnnotationStore], used: Sequence[Ints]) -> None:
         self.stores = tuple(stores)
-        self.set_of = np.repeat(np.arange(len(stores), dtype=np.int16), [len(images) for images in used])  # [N]
+        self.store_of = np.repeat(np.arange(len(stores), dtype=np.int16), [len(images) for images in used])  # [N]
         self.index_of = np.concatenate([np.zeros(0, np.int32), *used]).astype(np.int32)  # [N] inside its store
         self.buckets: Ints = np.zeros(len(self.index_of), np.int64)  # [N] set by `put_in_buckets`
 
@@ -34,23 +34,23 @@ class ImageSet:
 
     def place(self, image: int) -> tuple[int, int]:
         """(number of the store, index inside it) of an image."""
-        return int(self.set_of[image]), int(self.index_of[image])
+        return int(self.store_of[image]), int(self.index_of[image])
 
     def sizes(self) -> tuple[Ints, Ints]:
         """Source heights and widths of the images -> two [N]."""
         heights, widths = [], []
         for number, store in enumerate(self.stores):
-            index = self.index_of[self.set_of == number]
+            index = self.index_of[self.store_of == number]
             heights.append(store.heights[index])
             widths.append(store.widths[index])
         return np.concatenate(heights), np.concatenate(widths)
 
     def put_in_buckets(self, buckets: Ints) -> None:
-        """Note the bucket [N] of each image."""
+        """Set the bucket [N] of each image."""
         self.buckets = buckets
 
     def substitute(self, image: int, seed: int) -> int:
-        """Another image of the same bucket, decided by `seed`; the image itself if it is alone there."""
+        """Another image of the same bucket, chosen by `seed`; the image itself if there is no other."""
         members = np.flatnonzero(self.buckets == self.buckets[image])
         own = int(np.searchsorted(members, image))
         return int(members[(own + 1 + seed % max(len(members) - 1, 1)) % len(members)])
@@ -67,7 +67,7 @@ def with_found_splits(config: RunConfig) -> RunConfig:
 
 
 def open_stores(data: DataConfig, splits: Sequence[str | SplitConfig]) -> list[AnnotationStore]:
-    """The annotation stores of `splits` as `data` names them, built where they are not yet."""
+    """The annotation stores of `splits`, with the paths of `data`; built if they do not exist yet."""
     root, cache_dir = Path(data.root).expanduser(), Path(data.cache_dir).expanduser() if data.cache_dir else None
     paths = [
         find_split(root, split)
@@ -86,21 +86,21 @@ def _filled(splits: tuple[str | SplitConfig, ...], found: tuple[str, ...]) -> tu
 def training_images(
     stores: Sequence[AnnotationStore], *, filter_empty: bool, masks: bool, skip: Sequence[Collection[int]] = ()
 ) -> ImageSet:
-    """The images to train on: with `filter_empty` those with objects; without the ids `skip` lists for each store."""
+    """The images to train on: with `filter_empty` only those with objects; without the ids in `skip` for each store."""
     _expect_same_categories(stores)
     if masks:
         _expect_outlines(stores)
     used = []
     for number, store in enumerate(stores):
         index = images_with_objects(store) if filter_empty else np.arange(len(store))
-        left_out = np.array(sorted(skip[number]) if number < len(skip) else [], np.int64)
-        used.append(index[~np.isin(store.image_ids[index], left_out)])
+        skipped = np.array(sorted(skip[number]) if number < len(skip) else [], np.int64)
+        used.append(index[~np.isin(store.image_ids[index], skipped)])
     images = ImageSet(stores, used)
     if not len(images):
         names = ", ".join(str(store.split.annotations) for store in stores)
         raise DataError(
             f"no image of {names} has an object to train on",
-            remedy="run maskfleet data inspect on it; data.filter_empty=false would train on background alone",
+            remedy="check it with maskfleet data inspect; data.filter_empty=false trains on images without objects too",
         )
     return images
 
@@ -115,10 +115,10 @@ def _expect_same_categories(stores: Sequence[AnnotationStore]) -> None:
     first = stores[0]
     for store in stores[1:]:
         if store.categories != first.categories:
-            unlike = sorted({(c.id, c.name) for c in store.categories} ^ {(c.id, c.name) for c in first.categories})
+            difference = sorted({(c.id, c.name) for c in store.categories} ^ {(c.id, c.name) for c in first.categories})
             raise DataError(
-                f"{store.split.annotations} and {first.split.annotations} differ in their categories: {unlike[:5]}",
-                remedy="sets that are joined need the same category ids and names; rewrite one of the files",
+                f"{store.split.annotations} and {first.split.annotations} have different categories: {difference[:5]}",
+                remedy="splits that are trained together need the same category ids and names; change one of the files",
             )
 
 
@@ -128,6 +128,6 @@ def _expect_outlines(stores: Sequence[AnnotationStore]) -> None:
         missing = int((kinds == KIND_NONE).sum())
         if missing * 2 > len(kinds):
             raise DataError(
-                f"{missing} of {len(kinds)} annotations in {store.split.annotations} have no outline to learn from",
+                f"{missing} of {len(kinds)} annotations in {store.split.annotations} have no segmentation",
                 remedy="set model.mask=false to train boxes only, or add segmentations",
             )

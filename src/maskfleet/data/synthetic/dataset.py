@@ -24,16 +24,16 @@ from maskfleet.system.files import building_folder
 SPLITS = ("train", "val")
 CATEGORY_IDS = (1, 2, 4, 7, 8, 11, 13, 17, 18, 21)  # gaps, as COCO's own ids have
 SPEC_FILE = "shapes.json"
-RECIPE_VERSION = 1  # raise it when the same seed would give other pictures
-SIMPLIFY_CELLS = 1.2  # how far, in quarter pixels, a polygon may stray from the outline
-MIN_PART_CELLS = 4 * FINE * FINE  # smaller splinters and holes are not annotated
+RECIPE_VERSION = 1  # increase it when the same seed would give other images
+SIMPLIFY_CELLS = 1.2  # largest distance, in quarter pixels, between a polygon and the outline
+MIN_PART_CELLS = 4 * FINE * FINE  # smaller parts and holes are not annotated
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ShapesSpec:
-    """Everything that decides the pictures; equal specs give equal bytes."""
+    """Everything that determines the images; equal specs give equal bytes."""
 
     num_train: int
     num_val: int
@@ -61,11 +61,11 @@ def make_shapes(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> None:
-    """Write splits `train` and `val` of pictures of shapes under `root`, as COCO lays its files out.
+    """Write splits `train` and `val` of generated images under `root`, in COCO's layout.
 
-    Sides are in pixels, one value or an inclusive range. `crowd_fraction` of the images also hold a swarm annotated
-    as a crowd. The folder appears whole or not at all; one made before with the same values is left as it is.
-    `progress` is told (images done, images in all).
+    Sides are in pixels, one value or an inclusive range. `crowd_fraction` of the images also have a crowd region. The
+    folder is written completely or not at all; one with the same values is kept as it is.
+    `progress` is called with (images done, images in total).
     """
     heights, widths = (side if isinstance(side, tuple) else (side, side) for side in (height, width))
     spec = ShapesSpec(num_train, num_val, heights, widths, seed, num_categories, max_objects, crowd_fraction, quality)
@@ -102,13 +102,13 @@ def _described(spec: ShapesSpec) -> str:
 
 
 def _is_made(root: Path, spec: ShapesSpec) -> bool:
-    """Whether `root` holds this very set; DataError if it holds anything else."""
+    """Whether `root` already holds this data set; DataError if it holds anything else."""
     if not root.exists() or (root.is_dir() and not any(root.iterdir())):
         return False
     made = root / SPEC_FILE
     if made.is_file() and made.read_text() == _described(spec):
         return True
-    what = "shapes made with other values" if made.is_file() else "something else"
+    what = "shapes generated with other values" if made.is_file() else "something else"
     raise DataError(f"{root} already holds {what}", remedy="choose a new folder, or delete that one first")
 
 
@@ -124,7 +124,7 @@ def _write_splits(root: Path, spec: ShapesSpec, workers: int, progress: Progress
         (root / split).mkdir()
         images: list[dict[str, Any]] = []
         annotations: list[dict[str, Any]] = []
-        for image, of_image in _made_images(partial(_make_image, root, spec, split), count, workers):
+        for image, of_image in _generated_images(partial(_make_image, root, spec, split), count, workers):
             images.append(image)
             annotations += [{"id": len(annotations) + n, **record} for n, record in enumerate(of_image, 1)]
             done += 1
@@ -135,20 +135,20 @@ def _write_splits(root: Path, spec: ShapesSpec, workers: int, progress: Progress
         path.write_text(json.dumps(tree, separators=(",", ":")))
 
 
-Made = tuple[dict[str, Any], list[dict[str, Any]]]
+Drawn = tuple[dict[str, Any], list[dict[str, Any]]]
 
 
-def _made_images(make: Callable[[int], Made], count: int, workers: int) -> Iterator[Made]:
+def _generated_images(make: Callable[[int], Drawn], count: int, workers: int) -> Iterator[Drawn]:
     if workers <= 1 or count < 2:
         yield from map(make, range(count))
         return
-    # spawn: a forked child of a process with torch or OpenCV threads may hang
+    # spawn: a forked child of a process with torch or OpenCV threads can deadlock
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, count), mp_context=context) as pool:
         yield from pool.map(make, range(count), chunksize=max(1, min(32, count // workers)))
 
 
-def _make_image(root: Path, spec: ShapesSpec, split: str, index: int) -> Made:
+def _make_image(root: Path, spec: ShapesSpec, split: str, index: int) -> Drawn:
     """Draw image `index` of a split and write it -> (image record, annotation records without ids)."""
     rng = np.random.default_rng([spec.seed, SPLITS.index(split), index])
     height = int(rng.integers(spec.height[0], spec.height[1] + 1))
@@ -159,17 +159,17 @@ def _make_image(root: Path, spec: ShapesSpec, split: str, index: int) -> Made:
     name = f"{identity:012d}.jpg"
     pixels = np.round(scene.pixels * 255).astype(np.uint8)
     if not cv2.imwrite(str(root / split / name), pixels, [cv2.IMWRITE_JPEG_QUALITY, spec.quality]):
-        raise DataError(f"{root / split / name} cannot be written", remedy="check the free space of the disk")
+        raise DataError(f"{root / split / name} cannot be written", remedy="check the free disk space")
     image = {"id": identity, "file_name": name, "width": width, "height": height}
-    numbers = range(1, len(scene.things) + 1)
+    numbers = range(1, len(scene.objects) + 1)
     return image, [_annotation(scene, number) | {"image_id": identity} for number in numbers]
 
 
 def _annotation(scene: Scene, number: int) -> dict[str, Any]:
-    """Category, outline, area and box of what can be seen of thing `number`."""
-    thing = scene.things[number - 1]
+    """Category, outline, area and box of the visible part of object `number`."""
+    drawn = scene.objects[number - 1]
     height, width = scene.pixels.shape[:2]
-    polygons = None if thing.is_crowd else _polygons(visible_cells(scene, number))
+    polygons = None if drawn.is_crowd else _polygons(visible_cells(scene, number))
     if polygons is None:
         mask = coco_mask.encode(np.asfortranarray(visible_pixels(scene, number), np.uint8))
         runs = _column_runs(visible_pixels(scene, number))
@@ -182,16 +182,16 @@ def _annotation(scene: Scene, number: int) -> dict[str, Any]:
         low, high = corners.min(axis=0), corners.max(axis=0)
         box = [round(float(side), 2) for side in (*low, *(high - low))]
     return {
-        "category_id": CATEGORY_IDS[KINDS.index(thing.kind)],
+        "category_id": CATEGORY_IDS[KINDS.index(drawn.kind)],
         "segmentation": segmentation,
         "area": float(coco_mask.area(mask)),
         "bbox": box,
-        "iscrowd": int(thing.is_crowd),
+        "iscrowd": int(drawn.is_crowd),
     }
 
 
 def _polygons(cells: npt.NDArray[np.uint8]) -> list[list[float]] | None:
-    """Outlines of fine cells [4H, 4W] as flat numbers in pixels; None where a hole needs a run-length mask."""
+    """Outlines of fine cells [4H, 4W] as flat numbers in pixels; None if a hole needs a run-length mask."""
     contours, tree = cv2.findContours(cells, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
     polygons: list[list[float]] = []
     largest = max(cv2.contourArea(contour) for contour in contours)
@@ -208,14 +208,14 @@ def _polygons(cells: npt.NDArray[np.uint8]) -> list[list[float]] | None:
 
 
 def _grown(corners: npt.NDArray[np.int64], shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
-    """Corners [n, 2], given as cells (x, y), as points: the middle of the cell, or the rim of the image beside it."""
+    """Corners [n, 2], given as cells (x, y), as points: the centre of the cell, or the image border next to it."""
     last = np.array([shape[1], shape[0]]) - 1
     inset = np.where(corners == 0, 0.0, np.where(corners == last, 1.0, 0.5))
     return corners.astype(np.float64) + inset
 
 
 def _column_runs(mask: npt.NDArray[np.bool_]) -> list[int]:
-    """Uncompressed run lengths of a mask [H, W], the form COCO's own file has for crowds."""
+    """Uncompressed run lengths of a mask [H, W], as COCO's own file has for crowds."""
     flat = mask.T.ravel()
     borders = np.flatnonzero(np.diff(flat)) + 1
     runs: list[int] = np.diff(np.concatenate([[0], borders, [len(flat)]])).tolist()

@@ -1,4 +1,4 @@
-"""Replacing a folder of shapes that was made before, and never anything else."""
+"""Replaces a folder of generated shapes, and never anything else."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def replacing_shapes(root: Path) -> Iterator[None]:
 def _expect_ours(root: Path) -> None:
     if not _is_shapes_spec(root / SPEC_FILE):
         raise DataError(
-            f"{root} holds something else than generated shapes, and --force replaces nothing else",
+            f"{root} does not contain generated shapes, and --force replaces nothing else",
             remedy="choose a new folder",
         )
-    strange = [path for path in sorted(root.rglob("*")) if not OUR_FILES.fullmatch(path.relative_to(root).as_posix())]
-    if strange:
+    unknown = [path for path in sorted(root.rglob("*")) if not OUR_FILES.fullmatch(path.relative_to(root).as_posix())]
+    if unknown:
         raise DataError(
-            f"{root} holds files that were not generated, such as {strange[0]}",
+            f"{root} contains files that were not generated, such as {unknown[0]}",
             remedy="move them elsewhere, or choose a new folder: --force deletes nothing but generated shapes",
         )
 
 
 def _is_shapes_spec(path: Path) -> bool:
-    """Whether the file is the note that making shapes leaves."""
+    """Whether the file is the spec that `make_shapes` writes."""
     try:
-        note = json.loads(path.read_bytes())
+        spec = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return False
-    return isinstance(note, dict) and {"recipe", "seed", "num_train", "num_val"} <= note.keys()
+    return isinstance(spec, dict) and {"recipe", "seed", "num_train", "num_val"} <= spec.keys()

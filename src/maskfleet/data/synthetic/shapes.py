@@ -1,7 +1,7 @@
-"""Pictures of shapes that overlap, and which pixels of each can be seen.
+"""Draws images of overlapping shapes, and records which pixels of each are visible.
 
-Shapes: an image of H x W pixels has an owner map of 4H x 4W cells (FINE = 4), so that outlines are known to a quarter
-of a pixel; cell value 0 is background, n the n-th thing painted. Colours are BGR, 0..1, while painting.
+Shapes: an image of H x W pixels has an owner map of 4H x 4W cells (FINE = 4), for outlines with a precision of a
+quarter pixel; cell value 0 is background, n the n-th object drawn. Colours are BGR, 0..1, while drawing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 FINE = 4
 KINDS = ("circle", "square", "triangle", "star", "ring", "cross", "heart", "ellipse", "hexagon", "crescent")
-MIN_VISIBLE = 0.4  # of a thing's cells: with less than that, what it is cannot be told
+MIN_VISIBLE = 0.4  # share of an object's cells; with less, its class cannot be recognised
 MIN_RADIUS_PX = 5.0
 CROWD_MEMBERS = (9, 18)
 
@@ -24,8 +24,8 @@ Cells = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
-    """What one number of the owner map stands for."""
+class SceneObject:
+    """An object, or a crowd, of the owner map."""
 
     kind: str
     is_crowd: bool
@@ -33,17 +33,17 @@ class Thing:
 
 @dataclass(slots=True)
 class Scene:
-    """A picture under way: what is painted, and who owns each fine cell."""
+    """An image while it is drawn: its pixels, and the visible object of each fine cell."""
 
     pixels: Pixels  # [H, W, 3]
     owner: npt.NDArray[np.int16]  # [4H, 4W]
-    things: list[Thing] = field(default_factory=list)
-    num_cells: list[int] = field(default_factory=list)  # of each thing, when it was painted
+    objects: list[SceneObject] = field(default_factory=list)
+    num_cells: list[int] = field(default_factory=list)  # of each object, when it was drawn
 
 
 @dataclass(frozen=True, slots=True)
 class Sprite:
-    """A shape put somewhere: the cells it covers inside a window of whole pixels."""
+    """A shape at its position: the cells that it covers in a window of whole pixels."""
 
     kind: str
     cells: Cells  # [4h, 4w], 0 or 1
@@ -55,7 +55,7 @@ class Sprite:
 def draw_scene(
     rng: np.random.Generator, size: tuple[int, int], kinds: tuple[str, ...], *, max_objects: int, crowd_fraction: float
 ) -> Scene:
-    """Paint 1..max_objects shapes on a canvas of `size` (height, width), the large ones mostly at the back."""
+    """Draw 1..max_objects shapes on a canvas of `size` (height, width), mostly from large to small."""
     height, width = size
     owner = np.zeros((height * FINE, width * FINE), np.int16)
     scene = Scene(_background(rng, height, width), owner)
@@ -68,28 +68,28 @@ def draw_scene(
             centre = rng.uniform(0.4 * radius, np.array([width, height]) - 0.4 * radius)
             sprite = _sprite(rng, str(rng.choice(kinds)), centre, float(radius), size)
             if _leaves_all_visible(scene, sprite):
-                _paint(scene, rng, [sprite], is_crowd=False)
+                _draw(scene, rng, [sprite], is_crowd=False)
                 break
-    if not any(not thing.is_crowd for thing in scene.things):
+    if not any(not drawn.is_crowd for drawn in scene.objects):
         sprite = _sprite(rng, str(rng.choice(kinds)), np.array([width, height]) / 2, largest / 2, size)
-        _paint(scene, rng, [sprite], is_crowd=False)
+        _draw(scene, rng, [sprite], is_crowd=False)
     return scene
 
 
 def visible_cells(scene: Scene, number: int) -> Cells:
-    """Fine cells [4H, 4W], 0 or 1, where thing `number` (from 1) can be seen."""
+    """Fine cells [4H, 4W], 0 or 1, where object `number` (from 1) is visible."""
     return np.asarray(scene.owner == number, np.uint8)
 
 
 def visible_pixels(scene: Scene, number: int) -> npt.NDArray[np.bool_]:
-    """Pixels [H, W] of which thing `number` owns half or more."""
+    """Pixels [H, W] of which at least half shows object `number`."""
     height, width = scene.pixels.shape[:2]
     cells = visible_cells(scene, number).reshape(height, FINE, width, FINE)
     return np.asarray(cells.sum(axis=(1, 3), dtype=np.int32) * 2 >= FINE * FINE)
 
 
 def outline(kind: str, rng: np.random.Generator) -> list[Floats]:
-    """Closed curves [n, 2] of a shape of radius 1 about (0, 0), turned at random; a second curve is a hole."""
+    """Closed curves [n, 2] of a shape of radius 1 around (0, 0), rotated at random; a second curve is a hole."""
     turn = rng.uniform(-0.45, 0.45) if kind == "heart" else rng.uniform(0, 2 * np.pi)
     match kind:
         case "circle":
@@ -122,7 +122,7 @@ def outline(kind: str, rng: np.random.Generator) -> list[Floats]:
 
 
 def _crescent() -> Floats:
-    """The unit disc less a smaller disc that bites into it from the right."""
+    """The unit disc without a smaller disc that overlaps it from the right."""
     outer, inner = _arc(1.0), _arc(0.82) + np.array([0.5, 0.0])
     bitten = np.hypot(outer[:, 0] - 0.5, outer[:, 1]) < 0.82
     inside = np.hypot(inner[:, 0], inner[:, 1]) < 1
@@ -143,11 +143,11 @@ def _rotation(angle: float) -> Floats:
 
 
 def _sprite(rng: np.random.Generator, kind: str, centre: Floats, radius: float, size: tuple[int, int]) -> Sprite:
-    """A shape of `radius` pixels about `centre` (x, y), cut at the borders of the image."""
+    """A shape of `radius` pixels around `centre` (x, y), clipped to the image."""
     left, top = np.maximum(np.floor(centre - radius - 1), 0).astype(int)
     right, bottom = np.minimum(np.ceil(centre + radius + 1), [size[1], size[0]]).astype(int)
     cells = np.zeros(((bottom - top) * FINE, (right - left) * FINE), np.uint8)
-    # cell (0, 0) has its middle at half a cell; fillPoly counts from middles, in 1/256 cells
+    # the centre of cell (0, 0) is at half a cell; fillPoly counts from centres, in 1/256 cells
     curves = [((curve * radius + centre - [left, top]) * FINE - 0.5) * 256 for curve in outline(kind, rng)]
     cv2.fillPoly(cells, [np.round(curve).astype(np.int32) for curve in curves], 1, shift=8)
     return Sprite(kind, cells, int(top), int(left), radius)
@@ -160,8 +160,8 @@ def _window(scene: Scene, sprite: Sprite) -> npt.NDArray[np.int16]:
 
 
 def _leaves_all_visible(scene: Scene, sprite: Sprite) -> bool:
-    """Whether everything painted so far would still show enough of itself."""
-    hidden = np.bincount(_window(scene, sprite)[sprite.cells == 1], minlength=len(scene.things) + 1)
+    """Whether every object drawn so far would stay visible enough."""
+    hidden = np.bincount(_window(scene, sprite)[sprite.cells == 1], minlength=len(scene.objects) + 1)
     for number in np.flatnonzero(hidden[1:]) + 1:
         seen = np.count_nonzero(scene.owner == number) - int(hidden[number])
         if seen < MIN_VISIBLE * scene.num_cells[number - 1]:
@@ -170,28 +170,28 @@ def _leaves_all_visible(scene: Scene, sprite: Sprite) -> bool:
 
 
 def _add_crowd(scene: Scene, rng: np.random.Generator, kind: str) -> None:
-    """A swarm of small shapes of one kind, which together are one thing."""
+    """A group of small shapes of one kind, which is one crowd region."""
     height, width = scene.pixels.shape[:2]
-    reach = min(height, width) * rng.uniform(0.15, 0.25)
-    centre = rng.uniform(reach, np.array([width, height]) - reach)
+    spread = min(height, width) * rng.uniform(0.15, 0.25)
+    centre = rng.uniform(spread, np.array([width, height]) - spread)
     sprites = []
     for _ in range(int(rng.integers(*CROWD_MEMBERS))):
-        place = np.clip(centre + rng.normal(0, reach / 2, 2), 1, [width - 1, height - 1])
-        sprites.append(_sprite(rng, kind, place, rng.uniform(0.8, 1.4) * max(reach / 7, 3.0), (height, width)))
-    _paint(scene, rng, sprites, is_crowd=True)
+        position = np.clip(centre + rng.normal(0, spread / 2, 2), 1, [width - 1, height - 1])
+        sprites.append(_sprite(rng, kind, position, rng.uniform(0.8, 1.4) * max(spread / 7, 3.0), (height, width)))
+    _draw(scene, rng, sprites, is_crowd=True)
 
 
-def _paint(scene: Scene, rng: np.random.Generator, sprites: list[Sprite], *, is_crowd: bool) -> None:
-    """Add one thing made of `sprites` on top of the picture."""
-    number = len(scene.things) + 1
+def _draw(scene: Scene, rng: np.random.Generator, sprites: list[Sprite], *, is_crowd: bool) -> None:
+    """Draw one object made of `sprites` on top of the others."""
+    number = len(scene.objects) + 1
     for sprite in sprites:
         _window(scene, sprite)[sprite.cells == 1] = number
-        _paint_sprite(scene.pixels, rng, sprite)
-    scene.things.append(Thing(sprites[0].kind, is_crowd))
+        _draw_sprite(scene.pixels, rng, sprite)
+    scene.objects.append(SceneObject(sprites[0].kind, is_crowd))
     scene.num_cells.append(int(np.count_nonzero(scene.owner == number)))
 
 
-def _paint_sprite(pixels: Pixels, rng: np.random.Generator, sprite: Sprite) -> None:
+def _draw_sprite(pixels: Pixels, rng: np.random.Generator, sprite: Sprite) -> None:
     height, width = sprite.cells.shape[0] // FINE, sprite.cells.shape[1] // FINE
     target = pixels[sprite.top : sprite.top + height, sprite.left : sprite.left + width]
     coverage = _shrunk(sprite.cells, (width, height))
@@ -199,7 +199,7 @@ def _paint_sprite(pixels: Pixels, rng: np.random.Generator, sprite: Sprite) -> N
     brush = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (rim_cells, rim_cells))
     inside = _shrunk(np.asarray(cv2.erode(sprite.cells, brush, borderValue=1), np.uint8), (width, height))
     _cast_shadow(pixels, sprite, coverage)
-    body = _skin(rng, sprite, height, width)
+    body = _texture(rng, sprite, height, width)
     colour = body * (0.55 + 0.45 * inside)
     target[:] = target * (1 - coverage) + np.clip(colour, 0, 1) * coverage
 
@@ -211,7 +211,7 @@ def _shrunk(cells: Cells, size: tuple[int, int]) -> Pixels:
 
 
 def _cast_shadow(pixels: Pixels, sprite: Sprite, coverage: Pixels) -> None:
-    """Darken what lies below and to the right of the sprite."""
+    """Darken the pixels below and to the right of the sprite."""
     offset = max(1, round(0.08 * sprite.radius_px))
     top, left = sprite.top + offset, sprite.left + offset
     target = pixels[top : top + coverage.shape[0], left : left + coverage.shape[1]]
@@ -219,8 +219,8 @@ def _cast_shadow(pixels: Pixels, sprite: Sprite, coverage: Pixels) -> None:
     target *= 1 - 0.35 * soft
 
 
-def _skin(rng: np.random.Generator, sprite: Sprite, height: int, width: int) -> Pixels:
-    """Colour of a sprite [h, w, 3]: a hue that leans to its kind, lit from one side, sometimes patterned."""
+def _texture(rng: np.random.Generator, sprite: Sprite, height: int, width: int) -> Pixels:
+    """Colours of a sprite [h, w, 3]: a hue typical of its kind, lit from one side, sometimes with a pattern."""
     hue = KINDS.index(sprite.kind) * 360 / len(KINDS) + rng.normal(0, 14)
     if rng.random() < 0.12:
         hue = rng.uniform(0, 360)
@@ -228,12 +228,12 @@ def _skin(rng: np.random.Generator, sprite: Sprite, height: int, width: int) -> 
     x, y = np.meshgrid(np.linspace(-1, 1, width), np.linspace(-1, 1, height))
     light = 1 - 0.22 * (x * 0.6 + y * 0.8)
     pattern = _pattern(rng, height, width, period=max(5.0, sprite.radius_px / 2.2))
-    skin = base * (light * pattern)[:, :, None]
-    return np.asarray(skin, np.float32)
+    texture = base * (light * pattern)[:, :, None]
+    return np.asarray(texture, np.float32)
 
 
 def _pattern(rng: np.random.Generator, height: int, width: int, *, period: float) -> Floats:
-    """Brightness [h, w] about 1: plain, stripes, checks or dots."""
+    """Brightness [h, w] around 1: plain, stripes, checks or dots."""
     x, y = np.meshgrid(np.arange(width), np.arange(height))
     angle = rng.uniform(0, np.pi)
     along = np.sin(2 * np.pi * (x * np.cos(angle) + y * np.sin(angle)) / period)
@@ -244,7 +244,7 @@ def _pattern(rng: np.random.Generator, height: int, width: int, *, period: float
 
 
 def _background(rng: np.random.Generator, height: int, width: int) -> Pixels:
-    """A dull, soft canvas [H, W, 3]: a gradient, clouds, sometimes a weave, and grain."""
+    """A low-contrast background [H, W, 3]: a gradient, clouds, a pattern and noise."""
     hue = rng.uniform(0, 360)
     first = _bgr(hue, rng.uniform(0.05, 0.22), rng.uniform(0.3, 0.85))
     second = _bgr(hue + rng.uniform(-60, 60), rng.uniform(0.05, 0.22), rng.uniform(0.3, 0.85))

@@ -1,6 +1,3 @@
-"use strict";
-const all = (selector, root = document) => [...root.querySelectorAll(selector)];
-
 const chips = all(".chip");
 for (const chip of chips) {
   chip.addEventListener("click", () => {
@@ -14,8 +11,8 @@ for (const chip of chips) {
 
 for (const box of all(".class-search")) {
   box.addEventListener("input", () => {
-    const wanted = box.value.trim().toLowerCase();
-    for (const item of all(".classes li", box.closest("section"))) item.hidden = !item.dataset.name.includes(wanted);
+    const query = box.value.trim().toLowerCase();
+    for (const item of all(".classes li", box.closest("section"))) item.hidden = !item.dataset.name.includes(query);
   });
 }
 
@@ -42,16 +39,3 @@ tabs.forEach((tab, index) => {
     next.focus();
   });
 });
-
-const viewer = document.getElementById("viewer");
-for (const button of all(".open")) {
-  button.addEventListener("click", () => {
-    const image = button.querySelector("img");
-    viewer.querySelector("img").src = image.src;
-    viewer.querySelector("img").alt = image.alt;
-    viewer.querySelector("p").textContent = image.alt;
-    viewer.showModal();
-  });
-}
-document.getElementById("close").addEventListener("click", () => viewer.close());
-viewer.addEventListener("click", (event) => { if (event.target === viewer) viewer.close(); });
