@@ -7,6 +7,16 @@ from typing import Any
 
 from maskfleet.errors import MaskfleetError
 
+_DENIED = {
+    "AccessDenied",
+    "AccessDeniedException",
+    "UnauthorizedOperation",
+    "403",
+    "AllAccessDisabled",
+    "AccountProblem",
+}
+_REJECTED = {"InvalidAccessKeyId", "InvalidClientTokenId", "AuthFailure", "SignatureDoesNotMatch"}
+_REJECTED |= {"InvalidToken", "ExpiredToken", "TokenRefreshRequired"}
 _CREDENTIALS = (
     "on a laptop run `aws sso login` or `aws configure`, or set AWS_PROFILE; in a pod give its service account a role "
     "(eks.amazonaws.com/role-arn, or an EKS Pod Identity association)"
@@ -64,19 +74,11 @@ def aws_error(
     error: Exception, action: str, *, service: str, permissions: str, kind: type[MaskfleetError]
 ) -> MaskfleetError:
     """An error of boto3 for people; `action` is what failed, such as "list s3://bucket/prefix"."""
-    match code_of(error):
-        case "AccessDenied" | "AccessDeniedException" | "UnauthorizedOperation" | "403" | "AllAccessDisabled":
-            return kind(f"not allowed to {action} (403)", remedy=f"the identity in use needs {permissions}")
-        case (
-            "InvalidAccessKeyId"
-            | "InvalidClientTokenId"
-            | "AuthFailure"
-            | "SignatureDoesNotMatch"
-            | "InvalidToken"
-            | "ExpiredToken"
-            | "TokenRefreshRequired"
-        ) as code:
-            return kind(f"AWS does not accept the credentials in use ({code})", remedy=_CREDENTIALS)
+    code = code_of(error)
+    if code in _DENIED:
+        return kind(f"not allowed to {action} (403)", remedy=f"the identity in use needs {permissions}")
+    if code in _REJECTED:
+        return kind(f"AWS does not accept the credentials in use ({code})", remedy=_CREDENTIALS)
     match type(error).__name__:
         case "NoCredentialsError" | "PartialCredentialsError" | "CredentialRetrievalError" | "TokenRetrievalError":
             return kind(f"no AWS credentials to {action} with", remedy=_CREDENTIALS)

@@ -48,14 +48,7 @@ def capture(
     """Run a short command to its end."""
     try:
         done = subprocess.run(
-            list(argv),
-            cwd=cwd,
-            env=dict(env) if env is not None else None,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout_s,
+            argv, cwd=cwd, env=env, input=stdin, capture_output=True, text=True, check=False, timeout=timeout_s
         )
     except OSError as error:
         raise _not_started(argv, cwd, error) from error
@@ -133,9 +126,9 @@ def start(
         target = {"discard": subprocess.DEVNULL, "pipe": subprocess.PIPE, "inherit": None}[output]
     try:
         process = subprocess.Popen(
-            list(argv),
+            argv,
             cwd=cwd,
-            env=dict(env) if env is not None else None,
+            env=env,
             stdin=None if output == "inherit" else subprocess.DEVNULL,
             stdout=target,
             stderr=subprocess.STDOUT if output == "pipe" else target,
