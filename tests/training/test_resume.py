@@ -133,7 +133,7 @@ def test_momentum_averages_and_gradients_in_the_middle_of_an_update_come_back(tm
 
 
 @pytest.mark.slow
-def test_another_number_of_ranks_goes_on_and_says_so(tmp_path: Path, micro: RunConfig) -> None:
+def test_another_number_of_ranks_resumes_and_says_so(tmp_path: Path, micro: RunConfig) -> None:
     run_dir = prepared(tmp_path, replaced(micro, {"train.epoch_schedule": ((12, None),)}))
     process = start(run_dir)
     wait_for_step(process, run_dir, 8)
@@ -142,7 +142,7 @@ def test_another_number_of_ranks_goes_on_and_says_so(tmp_path: Path, micro: RunC
     store = CheckpointFolder(run_dir / "checkpoints")
     saved = store.steps()[-1]  # 6, or more where the kill took its time
     output = finish(run_dir, ranks=2)
-    assert f"2 ranks and 4 images a step instead of 1 ranks and 2 images: that is step {saved // 2} now" in output
+    assert f"2 ranks and 4 images per step instead of 1 ranks and 2 images: that is step {saved // 2} now" in output
     assert store.steps()[-1] >= 4 * TOTAL_STEPS // 2
 
 
