@@ -1,4 +1,4 @@
-"""Ctrl-C, a closed pipe and a kill while terraform works: it ends cleanly, and the next run goes on."""
+"""Ctrl-C, a closed pipe and a kill while terraform works: it exits cleanly, and the next run resumes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_ctrl_c_ends_terraform_cleanly_and_up_goes_on(stage: Any, driver: list[s
     os.killpg(running.pid, signal.SIGINT)  # and again, by an impatient user
     _, shown = running.communicate(timeout=LONG_S)
     assert running.returncode == 130
-    assert "terraform ended cleanly, its state is saved" in shown
+    assert "terraform exited cleanly, its state is saved" in shown
     assert tainted(stage) == [CLUSTER]
     entry = json.loads((stage.workdir / "journal.json").read_text())["aws"]
     assert (entry["did"], entry["ended"]) == ("up", "failed")

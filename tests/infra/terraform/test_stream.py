@@ -12,9 +12,8 @@ from rich.console import Console
 
 from maskfleet.cli.infra_view import clock, headline, live_table
 from maskfleet.infra.terraform.diagnose import diagnostics_in_text, error_of, remedy_for
-from maskfleet.infra.terraform.events import Diagnostic, parse_event
-from maskfleet.infra.terraform.progress import Progress
-from maskfleet.infra.terraform.summary import billed, counts
+from maskfleet.infra.terraform.plan import billed, counts
+from maskfleet.infra.terraform.progress import Diagnostic, TerraformProgress, parse_event
 
 HERE = Path("/infra/aws")
 
@@ -30,8 +29,8 @@ def about(address: str, action: str, **more: Any) -> dict[str, Any]:
     return {"resource": resource, "action": action, **more}
 
 
-def progress_of(*lines: tuple[float, str]) -> Progress:
-    progress = Progress()
+def progress_of(*lines: tuple[float, str]) -> TerraformProgress:
+    progress = TerraformProgress()
     for now, text in lines:
         progress.add(parse_event(text), now)
     return progress

@@ -276,7 +276,9 @@ class _Lines:
 
 
 def _damaged() -> ConnectionBrokenError:
-    return ConnectionBrokenError("what arrived makes no sense", remedy="try again; something between here and there garbles it")
+    return ConnectionBrokenError(
+        "what arrived makes no sense", remedy="try again; something between here and there garbles it"
+    )
 
 
 def _refusal(thing: dict[str, Any]) -> LaunchError:
