@@ -150,6 +150,15 @@ def test_an_unreachable_cluster_stops_down_unless_it_is_skipped(stage: Any) -> N
     assert "may be left behind" in stage.shown()
 
 
+def test_a_cluster_that_refuses_a_request_stops_down(made: Any, kube_api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = addresses(made)
+    monkeypatch.setattr(kube_api, "forbidden", {"/apis/karpenter.sh"})
+    with pytest.raises(InfraError, match="the cluster did not do what it was asked: the cluster refused") as caught:
+        down(made.read(), DownOptions())
+    assert "access entry" in caught.value.remedy
+    assert addresses(made) == before
+
+
 def test_what_was_in_a_cluster_that_is_gone_is_forgotten_only_when_told(made: Any) -> None:
     session = made.read()
     session.base.forget(["terraform_data.nodes", "terraform_data.fsx_policy", "terraform_data.cluster"])

@@ -147,7 +147,7 @@ def test_a_tfvars_file_is_read_as_terraform_reads_it(tmp_path: Path) -> None:
         read_var_file(file, Program(tool("terraform"), (1, 11)), env)
 
 
-@pytest.mark.parametrize(("text", "problem"), [("{", "is not JSON"), ("[1]", "does not hold names")])
+@pytest.mark.parametrize(("text", "problem"), [("{", "is not JSON"), ("[1]", "is not an object of names")])
 def test_a_bad_json_file_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     file = tmp_path / "x.json"
     file.write_text(text)
@@ -186,8 +186,8 @@ def test_no_terraform_is_an_error_that_says_which(tmp_path: Path) -> None:
     ("answer", "problem"),
     [
         ('echo \'{"terraform_version": "1.4.6"}\'', r"is Terraform 1\.4\.6; 1\.5\.0 is needed"),
-        ("echo nonsense", "does not say its version"),
-        ("exit 1", "does not say its version"),
+        ("echo nonsense", "does not print its version"),
+        ("exit 1", "does not print its version"),
     ],
 )
 def test_an_old_or_strange_terraform_is_refused(tmp_path: Path, answer: str, problem: str) -> None:

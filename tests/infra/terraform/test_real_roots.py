@@ -113,7 +113,7 @@ def test_the_shipped_root_is_planned_with_what_it_costs(on_moto: Any) -> None:
 @pytest.mark.slow
 def test_down_of_the_shipped_root_keeps_efs_and_lets_its_network_go(on_moto: Any) -> None:
     session = on_moto.open('azs=["us-west-2a", "us-west-2b"]', "fsx_enabled=false")
-    session.give_settings()
+    session.write_settings()
     session.base.init()
     targets = ["aws_efs_file_system_policy.this", "aws_efs_access_point.fleet", "aws_efs_mount_target.this"]
     session.base.plan(targets=[*targets, "aws_nat_gateway.this"])

@@ -65,4 +65,4 @@ def test_another_machine_finds_a_state_in_s3_and_a_lock_keeps_it_away(on_s3: tup
 def test_a_bucket_that_is_not_there_is_named(on_s3: tuple[Any, Any]) -> None:
     with pytest.raises(InfraError, match="does not exist") as caught:
         plan(on_s3[0].open(state_bucket="not-there"))
-    assert "make the state bucket first" in caught.value.remedy
+    assert "create the state bucket first" in caught.value.remedy

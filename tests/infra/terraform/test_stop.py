@@ -129,7 +129,7 @@ def test_a_reader_that_went_away_stops_terraform_cleanly(stage: Any, driver: lis
     running = up(stage, driver, stderr=subprocess.PIPE)
     assert running.stderr is not None
     for text in running.stderr:
-        if f"{CLUSTER}: create begins" in text:
+        if f"{CLUSTER}: create started" in text:
             break
     wait_for(lambda: is_making_the_cluster(stage), "making the cluster")
     running.stderr.close()

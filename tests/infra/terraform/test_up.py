@@ -116,7 +116,7 @@ def test_a_plan_is_saved_and_exactly_that_is_applied(stage: Any) -> None:
 
 def test_a_locked_state_says_who_holds_it_and_how_to_unlock(stage: Any) -> None:
     session = stage.open()
-    session.give_settings()
+    session.write_settings()
     session.base.init()
     states = stage.workdir / "state"
     # A lock file as the local backend writes it, held by a real lock on the state.
@@ -154,7 +154,7 @@ def test_the_state_in_a_bucket_is_locked_and_encrypted(stage: Any) -> None:
 
 def test_a_state_on_this_machine_comes_with_a_warning(stage: Any) -> None:
     stage.open()
-    assert "--state-bucket keeps it in S3" in stage.shown()
+    assert "--state-bucket stores it in S3" in stage.shown()
 
 
 def test_another_bucket_for_a_state_in_use_is_refused(made: Any) -> None:
