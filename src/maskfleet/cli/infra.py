@@ -106,7 +106,7 @@ def status(
     state_bucket: BucketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what each root has created, its last command and whether the cluster answers; exit with 1 if not."""
+    """Show what each root created, its last command, whether the cluster answers; exit with 1 unless all is well."""
     from maskfleet.infra.terraform import status as report
 
     found = report.status(_read(_options(stack, workdir, var, None, state_bucket), stack))

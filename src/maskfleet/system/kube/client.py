@@ -215,7 +215,9 @@ async def translated(limit_s: float | None = None) -> AsyncIterator[None]:
     import kr8s
 
     try:
-        with anyio.fail_after(limit_s):  # not asyncio.timeout, which leaves kr8s waiting for a program that hangs
+        # Not asyncio.timeout, which leaves kr8s waiting for a program that hangs. No scope without a limit: a log
+        # stream enters and exits this in different tasks.
+        with anyio.fail_after(limit_s) if limit_s else contextlib.nullcontext():
             yield
     except kr8s.ServerError as error:
         status = error.response.status_code if error.response is not None else 500
