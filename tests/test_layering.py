@@ -15,7 +15,7 @@ PACKAGE = Path(maskfleet.__file__).parent
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "log": {"errors"},
-    "system": {"errors", "log", "launch"},
+    "system": {"errors", "log"},
     "html": {"errors", "log"},
     "config": {"errors", "log", "system"},
     "batch": {"errors"},

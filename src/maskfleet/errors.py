@@ -6,6 +6,7 @@ MaskfleetError            every error meant for people; the command line prints 
 ├── WeightsError          a weights file cannot be read or does not fit the model
 ├── TrainingError         a run cannot start, continue or resume
 ├── LaunchError           a job cannot be sent, found or followed
+│   └── ConnectionBrokenError   a connection to a host or pod broke; a new one may work
 └── InfraError            infrastructure cannot be planned, created, read or removed
 """
 
@@ -42,6 +43,10 @@ class TrainingError(MaskfleetError):
 
 class LaunchError(MaskfleetError):
     """A job cannot be sent, found or followed."""
+
+
+class ConnectionBrokenError(LaunchError):
+    """The connection to a host or pod broke; a new one may work."""
 
 
 class InfraError(MaskfleetError):

@@ -1,4 +1,4 @@
-"""`maskfleet infra`: make, show and remove the infrastructure that jobs run on."""
+"""`maskfleet infra`: create, show and remove the infrastructure that jobs run on."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from maskfleet.cli.options import JsonOption
 from maskfleet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from maskfleet.infra.stacks import Place
+    from maskfleet.infra.stacks import Stack
     from maskfleet.infra.terraform.session import Options, Session
 
-app = typer.Typer(help="Make, show and remove the infrastructure that jobs run on.", no_args_is_help=True)
+app = typer.Typer(help="Create, show and remove the infrastructure that jobs run on.", no_args_is_help=True)
 
-PlaceArgument = Annotated[str, typer.Argument(metavar="PLACE", help="What to make: eks.", show_default=False)]
+StackArgument = Annotated[str, typer.Argument(metavar="STACK", help="What to create: eks.", show_default=False)]
 WorkdirOption = Annotated[
-    Path | None, typer.Option(help="Work folder. Default: maskfleet-infra/PLACE.", show_default=False)
+    Path | None, typer.Option(help="Work folder. Default: maskfleet-infra/STACK.", show_default=False)
 ]
 VarOption = Annotated[
     list[str] | None,
@@ -36,20 +36,20 @@ BucketOption = Annotated[
     str | None, typer.Option(help="S3 bucket for the state, locked and encrypted; remembered.", show_default=False)
 ]
 BucketRegionOption = Annotated[
-    str | None, typer.Option(help="Region of that bucket. Default: that of the cluster.", show_default=False)
+    str | None, typer.Option(help="Region of that bucket. Default: the region of the cluster.", show_default=False)
 ]
 LockTableOption = Annotated[
     str | None, typer.Option(help="DynamoDB table for the lock, for Terraform before 1.10.", show_default=False)
 ]
 TakeOursOption = Annotated[
-    bool, typer.Option("--take-ours", help="Replace files edited in the work folder; yours stay as NAME.yours.")
+    bool, typer.Option("--take-ours", help="Replace files edited in the work folder; yours are kept as NAME.yours.")
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 @app.command()
 def plan(
-    place: PlaceArgument,
+    stack: StackArgument,
     workdir: WorkdirOption = None,
     var: VarOption = None,
     var_file: VarFileOption = None,
@@ -58,23 +58,23 @@ def plan(
     state_lock_table: LockTableOption = None,
     take_ours: TakeOursOption = False,
     detailed_exitcode: Annotated[
-        bool, typer.Option("--detailed-exitcode", help="End with 2 if something would change, with 0 if not.")
+        bool, typer.Option("--detailed-exitcode", help="Exit with 2 if something would change, with 0 if not.")
     ] = False,
 ) -> None:
-    """Say what would be made, changed and destroyed, and what of it is billed; change nothing."""
-    from maskfleet.infra.terraform import up as make
+    """Show what would be created, changed and destroyed, and which of it is billed; change nothing."""
+    from maskfleet.infra.terraform import plan as planning
     from maskfleet.infra.terraform.session import only_one
 
-    options = _options(place, workdir, var, var_file, state_bucket, state_region, state_lock_table, take_ours)
+    options = _options(stack, workdir, var, var_file, state_bucket, state_region, state_lock_table, take_ours)
     with only_one(options):
-        planned = make.plan(_open(options, place))
-    if detailed_exitcode and any(one.changes for one in planned):
+        plans = planning.plan(_open(options, stack))
+    if detailed_exitcode and any(plan.has_changes for plan in plans):
         raise typer.Exit(2)
 
 
 @app.command()
 def up(
-    place: PlaceArgument,
+    stack: StackArgument,
     workdir: WorkdirOption = None,
     var: VarOption = None,
     var_file: VarFileOption = None,
@@ -83,33 +83,33 @@ def up(
     state_lock_table: LockTableOption = None,
     take_ours: TakeOursOption = False,
     delete_data: Annotated[
-        bool, typer.Option("--delete-data", help="Agree to settings that replace a file system, with all data in it.")
+        bool, typer.Option("--delete-data", help="Accept settings that replace a file system, with all data in it.")
     ] = False,
     yes: YesOption = False,
 ) -> None:
-    """Make or change everything: plan, ask, apply. Run again after a failure or Ctrl-C, it goes on."""
-    from maskfleet.infra.terraform import up as make
+    """Create or change everything: plan, ask, apply. Run again after a failure or Ctrl-C, it resumes."""
+    from maskfleet.infra.terraform import up as applying
     from maskfleet.infra.terraform.session import only_one
 
-    options = _options(place, workdir, var, var_file, state_bucket, state_region, state_lock_table, take_ours)
+    options = _options(stack, workdir, var, var_file, state_bucket, state_region, state_lock_table, take_ours)
     with only_one(options):
-        session = _open(options, place, yes=yes)
-        make.up(session, delete_data=delete_data)
-    err.print(f"maskfleet infra outputs {place} shows what was made", markup=False)
+        session = _open(options, stack, yes=yes)
+        applying.up(session, delete_data=delete_data)
+    err.print(f"maskfleet infra outputs {stack} shows what was created", markup=False)
 
 
 @app.command()
 def status(
-    place: PlaceArgument,
+    stack: StackArgument,
     workdir: WorkdirOption = None,
     var: VarOption = None,
     state_bucket: BucketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What each root has made, what was last done, whether the cluster answers; ends with 1 if not well."""
+    """Show what each root created, its last command, whether the cluster answers; exit with 1 unless all is well."""
     from maskfleet.infra.terraform import status as report
 
-    found = report.status(_read(_options(place, workdir, var, None, state_bucket), place))
+    found = report.status(_read(_options(stack, workdir, var, None, state_bucket), stack))
     if as_json:
         print_raw(json.dumps(found.as_json(), indent=2))
     else:
@@ -117,7 +117,7 @@ def status(
         for root in found.roots:
             out.print(f"{root.root}: {root.resources} resources, serial {root.serial}; {root.last}", markup=False)
             for address in root.tainted:
-                out.print(f"  half made, the next up replaces it: {address}", markup=False)
+                out.print(f"  creation failed, the next up replaces it: {address}", markup=False)
             if root.settings_changed:
                 out.print("  files or settings changed since the last up", markup=False)
         answers = {True: "answers, ", False: "does not answer: ", None: ""}[found.reachable]
@@ -127,7 +127,7 @@ def status(
 
 @app.command()
 def outputs(
-    place: PlaceArgument,
+    stack: StackArgument,
     workdir: WorkdirOption = None,
     var: VarOption = None,
     state_bucket: BucketOption = None,
@@ -137,12 +137,12 @@ def outputs(
         typer.Option(help="Write a kubeconfig for the cluster to this file; `-` prints the aws command instead."),
     ] = None,
 ) -> None:
-    """What was made: ids, addresses and roles, for charts and for `maskfleet launch`; secrets are masked."""
+    """Show what was created: ids, endpoints and roles, for charts and for `maskfleet launch`; secrets are masked."""
     from maskfleet.infra.terraform import status as report
 
-    session = _read(_options(place, workdir, var, None, state_bucket), place)
+    session = _read(_options(stack, workdir, var, None, state_bucket), stack)
     if kubeconfig is not None:
-        _give_kubeconfig(session, report.access(session), kubeconfig)
+        _write_kubeconfig(session, report.access(session), kubeconfig)
         return
     found = report.outputs(session)
     if as_json:
@@ -156,32 +156,34 @@ def outputs(
 
 @app.command()
 def down(
-    place: PlaceArgument,
+    stack: StackArgument,
     workdir: WorkdirOption = None,
     var: VarOption = None,
     state_bucket: BucketOption = None,
     delete_data: Annotated[
         bool,
-        typer.Option("--delete-data", help="Delete file systems, buckets and volumes too, with all data."),
+        typer.Option("--delete-data", help="Also delete file systems, buckets and volumes, with all data."),
     ] = False,
     skip_cluster: Annotated[
-        bool, typer.Option("--skip-cluster", help="Do not ask the cluster what it made; for one that is gone.")
+        bool, typer.Option("--skip-cluster", help="Do not look into the cluster; for one that is gone.")
     ] = False,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds for load balancers and nodes to go.")] = 900,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for load balancers and nodes to be deleted.")
+    ] = 900,
     yes: YesOption = False,
 ) -> None:
     """Remove everything but data: jobs, load balancers, Karpenter's nodes, then the cluster. Safe to run again."""
     from maskfleet.infra.terraform import down as remove
     from maskfleet.infra.terraform.session import only_one
 
-    options = _options(place, workdir, var, None, state_bucket)
-    session = _read(options, place, yes=yes)
+    options = _options(stack, workdir, var, None, state_bucket)
+    session = _read(options, stack, yes=yes)
     with only_one(options):
-        remove.down(session, remove.Wishes(delete_data=delete_data, skip_cluster=skip_cluster, wait_s=wait))
+        remove.down(session, remove.DownOptions(delete_data=delete_data, skip_cluster=skip_cluster, wait_s=wait))
 
 
-def place_named(name: str) -> Place:
-    """The kind of infrastructure that the command line names."""
+def stack_named(name: str) -> Stack:
+    """The stack that the command line names."""
     from maskfleet.infra.stacks import eks
 
     if name != "eks":
@@ -190,7 +192,7 @@ def place_named(name: str) -> Place:
 
 
 def _options(
-    place: str,
+    stack: str,
     workdir: Path | None,
     var: list[str] | None,
     var_file: list[Path] | None,
@@ -199,33 +201,33 @@ def _options(
 ) -> Options:
     from maskfleet.infra.terraform.session import Options
 
-    folder = workdir or Path("maskfleet-infra") / place
+    folder = workdir or Path("maskfleet-infra") / stack
     return Options(folder, tuple(var or ()), tuple(var_file or ()), state_bucket, *rest)
 
 
-def _open(options: Options, place: str, *, yes: bool = False) -> Session:
+def _open(options: Options, stack: str, *, yes: bool = False) -> Session:
     from maskfleet.cli.infra_view import TerminalView
     from maskfleet.infra.terraform.session import open_session
 
-    return open_session(options, place_named(place), TerminalView(yes=yes), os.environ)
+    return open_session(options, stack_named(stack), TerminalView(yes=yes), os.environ)
 
 
-def _read(options: Options, place: str, *, yes: bool = False) -> Session:
+def _read(options: Options, stack: str, *, yes: bool = False) -> Session:
     from maskfleet.cli.infra_view import TerminalView
     from maskfleet.infra.terraform.session import read_session
 
-    return read_session(options, place_named(place), TerminalView(yes=yes), os.environ)
+    return read_session(options, stack_named(stack), TerminalView(yes=yes), os.environ)
 
 
-def _give_kubeconfig(session: Session, found: dict[str, Any], target: Path) -> None:
-    from maskfleet.infra.kubernetes.kubeconfig import kubeconfig_of, update_command
+def _write_kubeconfig(session: Session, access: dict[str, Any], target: Path) -> None:
+    from maskfleet.infra.kubernetes.access import kubeconfig_of, update_command
     from maskfleet.system.files import write_private_json
 
     profile = str(session.settings.get("profile") or "") or None
     if str(target) == "-":
-        print_raw(shlex.join(update_command(found, profile=profile)))
+        print_raw(shlex.join(update_command(access, profile=profile)))
     elif target.exists():
         raise ConfigError(f"{target} exists", remedy="name a new file; `-` prints the command that adds to one")
     else:
-        write_private_json(target, kubeconfig_of(found, profile=profile))
+        write_private_json(target, kubeconfig_of(access, profile=profile))
         err.print(f"wrote {target}: export KUBECONFIG={shlex.quote(str(target))}", markup=False)

@@ -1,4 +1,4 @@
-"""What `maskfleet infra` shows while Terraform works: a live table on a terminal, plain lines elsewhere."""
+"""What `maskfleet infra` shows while Terraform runs: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from rich.text import Text
 
 from maskfleet.cli.console import err
 from maskfleet.errors import MaskfleetError
-from maskfleet.infra.terraform.events import Event
-from maskfleet.infra.terraform.progress import Progress, Row
+from maskfleet.infra.terraform.progress import Event, ResourceProgress, TerraformProgress
 
 LINE_EVERY_S = 60.0
 STYLES = {"done": "green", "failed": "bold red", "running": "cyan", "planned": "dim"}
 STOP = (
-    "stopping: terraform ends what it has begun and saves its state",
-    "still stopping; stopping it harder would lose the state of what it is making now",
+    "stopping: terraform finishes the operations it has started and saves its state",
+    "still stopping; killing terraform would lose the state of what it is creating now",
 )
 
 
 class TerminalView:
-    """The user at the command line; results go to standard output elsewhere, all of this to standard error."""
+    """The user at the command line; everything goes to standard error, which leaves standard output to results."""
 
     def __init__(self, *, yes: bool = False, console: Console = err) -> None:
         self._yes = yes
@@ -40,7 +39,7 @@ class TerminalView:
         self._console.print(text, markup=False)
 
     @contextmanager
-    def watching(self, title: str, progress: Progress) -> Iterator[None]:
+    def watching(self, title: str, progress: TerraformProgress) -> Iterator[None]:
         self._title, self._began, self._said = title, time.monotonic(), {}
         if not self._console.is_terminal:
             yield
@@ -53,12 +52,12 @@ class TerminalView:
                 self._live = None
         self._console.print(Text(f"{title}: {headline(progress, time.monotonic() - self._began)}", style="dim"))
 
-    def event(self, event: Event, progress: Progress) -> None:
+    def event(self, event: Event, progress: TerraformProgress) -> None:
         if self._live is None:
             for line in self._lines(event, progress):
                 self.say(line)
 
-    def tick(self, progress: Progress) -> None:
+    def tick(self, progress: TerraformProgress) -> None:
         if self._live is not None:
             now = time.monotonic()
             self._live.update(
@@ -76,11 +75,11 @@ class TerminalView:
 
     def _answer(self, question: str) -> str:
         if not sys.stdin.isatty():
-            raise MaskfleetError("there is nobody to ask: standard input is no terminal", remedy="give --yes")
+            raise MaskfleetError("there is nobody to ask: standard input is not a terminal", remedy="give --yes")
         self._console.print(question, markup=False, end="")
         return sys.stdin.readline().strip()
 
-    def _lines(self, event: Event, progress: Progress) -> Iterator[str]:
+    def _lines(self, event: Event, progress: TerraformProgress) -> Iterator[str]:
         now = time.monotonic()
         match event.kind:
             case "planned_change" if event.action != "read" and not self._title.endswith("apply"):
@@ -90,11 +89,11 @@ class TerminalView:
                 return
             case "apply_start":
                 self._said[event.address] = now
-                yield f"{event.address}: {event.action} begins"
+                yield f"{event.address}: {event.action} started"
             case "apply_progress":
                 if now - self._said.get(event.address, now) >= LINE_EVERY_S:
                     self._said[event.address] = now
-                    yield f"{event.address}: {event.action} goes on, {clock(event.elapsed_s or 0)}"
+                    yield f"{event.address}: {event.action} still running, {clock(event.elapsed_s or 0)}"
             case "apply_complete":
                 counted = f"{progress.completed}/{progress.steps}"
                 yield f"{event.address}: {event.action} done after {clock(event.elapsed_s or 0)} ({counted})"
@@ -102,7 +101,7 @@ class TerminalView:
                 yield f"{event.address}: {event.action} failed after {clock(event.elapsed_s or 0)}"
 
 
-def headline(progress: Progress, elapsed_s: float) -> str:
+def headline(progress: TerraformProgress, elapsed_s: float) -> str:
     """Counts and time in one line."""
     parts = [f"{progress.completed}/{progress.steps} done"] if progress.steps else [f"{progress.read} read"]
     if running := len(progress.running()):
@@ -112,8 +111,8 @@ def headline(progress: Progress, elapsed_s: float) -> str:
     return f"{', '.join(parts)}, {clock(elapsed_s)}"
 
 
-def live_table(title: str, progress: Progress, now: float, elapsed_s: float, height: int) -> Group:
-    """The table as it is at `now`: failed and running resources first, as many rows as fit."""
+def live_table(title: str, progress: TerraformProgress, now: float, elapsed_s: float, height: int) -> Group:
+    """The table at time `now`: failed and running resources first, as many rows as fit."""
     table = Table(box=None, pad_edge=False)
     for column in ("resource", "action", "state"):
         table.add_column(column, no_wrap=True, overflow="ellipsis")
@@ -134,6 +133,6 @@ def clock(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
-def _elapsed(row: Row, now: float) -> str:
+def _elapsed(row: ResourceProgress, now: float) -> str:
     seconds = row.seconds(now)
     return "" if seconds is None else clock(seconds)

@@ -61,7 +61,7 @@ def notebook(
 def _on_eks(handle: JobHandle, *, port: int, browser: bool, wants: dict[str, Any]) -> None:
     from maskfleet.launch.eks.notebook import PORT, Cluster, NotebookRelease, certificate_fingerprint, ensured
     from maskfleet.system.kube.client import Kube
-    from maskfleet.system.kube.port_forward import Forward, bound_socket
+    from maskfleet.system.kube.port_forward import PortForward, bound_socket
     from maskfleet.system.process import run_command
 
     cluster = Cluster.of(handle)
@@ -76,7 +76,7 @@ def _on_eks(handle: JobHandle, *, port: int, browser: bool, wants: dict[str, Any
         fingerprint = certificate_fingerprint(kube, cluster.notebook, values)
         if fingerprint:
             err.print(f"the certificate is self-signed; its SHA-256 fingerprint is\n{fingerprint}", markup=False)
-        forward = Forward(
+        forward = PortForward(
             kube,
             selector=f"app.kubernetes.io/name=maskfleet-notebook,app.kubernetes.io/instance={cluster.notebook}",
             port=values.get("proxy", {}).get("port", PORT),

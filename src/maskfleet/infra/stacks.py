@@ -1,4 +1,4 @@
-"""What `maskfleet infra` can make: which files it takes, and which of the resources hold data."""
+"""What `maskfleet infra` can create: which files it uses, and which resources hold data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from maskfleet.system.deploy_files import deploy_path
 
-# Deleting one of these deletes what users put there, or stops its copy to S3.
+# Deleting one of these deletes users' data, or stops its export to S3.
 DATA = frozenset(
     {
         "aws_efs_file_system",
@@ -18,7 +18,7 @@ DATA = frozenset(
         "aws_backup_vault",
     }
 )
-# Rules that keep data safe; they stay wherever all that they need stays.
+# Policies that protect data; one is kept if everything that it depends on is kept.
 GUARDS = frozenset(
     {
         "aws_efs_file_system_policy",
@@ -36,8 +36,8 @@ GUARDS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A kind of infrastructure: the folders under `deploy/` that it takes, and its roots in the order of making."""
+class Stack:
+    """A kind of infrastructure: the folders under `deploy/` that it uses, and its roots in the order of creation."""
 
     name: str
     deploy: Path
@@ -48,12 +48,12 @@ class Place:
     data: frozenset[str]
     """Resource types (or blocks) that hold data."""
     guards: frozenset[str]
-    """Resource types (or blocks) that keep data safe."""
+    """Resource types (or blocks) that protect data."""
 
 
-def eks() -> Place:
+def eks() -> Stack:
     """Amazon EKS: the AWS root, then what runs in the cluster."""
-    return Place(
+    return Stack(
         name="eks",
         deploy=deploy_path(),
         folders=("terraform/eks", "helm"),

@@ -1,31 +1,30 @@
-"""What the flows of this room show, and to whom they talk; the command line draws it."""
+"""What the infra commands show and ask; the command line implements it."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from maskfleet.infra.terraform.events import Event
-from maskfleet.infra.terraform.progress import Progress
+from maskfleet.infra.terraform.progress import Event, TerraformProgress
 
 
-class View(Protocol):
-    """Somebody who watches."""
+class InfraView(Protocol):
+    """The user of an infra command."""
 
     def say(self, text: str) -> None:
-        """One thing worth knowing."""
+        """Show one message."""
 
-    def watching(self, title: str, progress: Progress) -> AbstractContextManager[None]:
-        """Terraform runs while this is open."""
+    def watching(self, title: str, progress: TerraformProgress) -> AbstractContextManager[None]:
+        """Terraform runs while this context is open."""
 
-    def event(self, event: Event, progress: Progress) -> None:
-        """One more event, already taken into `progress`."""
+    def event(self, event: Event, progress: TerraformProgress) -> None:
+        """Show one more event, which `progress` already contains."""
 
-    def tick(self, progress: Progress) -> None:
-        """Time passes."""
+    def tick(self, progress: TerraformProgress) -> None:
+        """Refresh what depends on the time; called several times per second."""
 
     def stopping(self, times: int) -> None:
-        """The user asked to stop, for the `times`-th time."""
+        """The user has asked to stop `times` times."""
 
     def confirm(self, question: str) -> bool:
         """Whether the user agrees."""

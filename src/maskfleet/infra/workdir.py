@@ -1,4 +1,4 @@
-"""The work folder: our Terraform files as a copy that its user may edit, with settings, plans, logs and state."""
+"""The work folder: a copy of our Terraform files that users may edit, with settings, plans, logs and state."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from maskfleet.errors import InfraError
-from maskfleet.infra.stacks import Place
+from maskfleet.infra.stacks import Stack
 from maskfleet.system.files import move_into_place, read_json, sha256, write_atomically, write_private_json
 
 LOCK_FILE = ".terraform.lock.hcl"
-_LEFT_OUT = {"__pycache__", "tests"}
+_EXCLUDED = {"__pycache__", "tests"}
 
 
 class WorkFolder:
-    """Where one cluster's infrastructure is driven from."""
+    """The folder from which one cluster's infrastructure is managed."""
 
-    def __init__(self, path: Path, place: Place) -> None:
+    def __init__(self, path: Path, stack: Stack) -> None:
         self.path = path
-        self.place = place
+        self.stack = stack
         self.manifest = path / "copied.json"
-        self.settings = path / f"{place.name}.tfvars.json"
+        self.settings = path / f"{stack.name}.tfvars.json"
         self.journal = path / "journal.json"
         self.backend = path / "backend.json"
         self.logs = path / "logs"
@@ -28,7 +28,7 @@ class WorkFolder:
         self.kubeconfig = path / "kubeconfig"
 
     def root(self, name: str) -> Path:
-        """The copy of a root of the place, such as `terraform/eks/aws`."""
+        """The copy of a root of the stack, such as `terraform/eks/aws`."""
         return self.path / "deploy" / name
 
     @property
@@ -36,16 +36,16 @@ class WorkFolder:
         return self.manifest.exists()
 
     def refresh(self, say: Callable[[str], None], *, take_ours: bool = False) -> None:
-        """Copy what is new or changed in our files; files that the user edited stay, and that is said.
+        """Copy our new and changed files; files that the user edited are kept, and named in a message.
 
-        A file that both changed is an error: mixing the two could make something that neither wrote. `take_ours`
-        replaces edited files, with the user's kept beside them as NAME.yours.
+        A file that both changed is an error: a mix of versions could create something that nobody intended.
+        `take_ours` replaces edited files and keeps the user's as NAME.yours.
         """
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         copied: dict[str, str] = read_json(self.manifest)
-        ours = {str(file.relative_to(self.place.deploy)): file for file in self._sources()}
+        ours = {str(file.relative_to(self.stack.deploy)): file for file in self._sources()}
         edited = [name for name in copied if self._is_edited(name, copied)]
-        # A file of the user's that we would now begin to ship is as much theirs as an edited one.
+        # A user's own file with the name of one that we now ship is treated as edited.
         edited += [
             name
             for name, file in ours.items()
@@ -54,7 +54,7 @@ class WorkFolder:
         if not take_ours:
             _check_conflicts(edited, copied, ours, self.path)
         for name, file in ours.items():
-            sum_ = sha256(file)
+            digest = sha256(file)
             if name in edited and not take_ours:
                 say(f"kept your {self._target(name)}, which differs from ours; --take-ours replaces it")
                 continue
@@ -62,10 +62,10 @@ class WorkFolder:
                 kept = self._target(name).with_name(f"{self._target(name).name}.yours")
                 move_into_place(self._target(name), kept)
                 say(f"replaced {self._target(name)} with ours; yours is {kept}")
-            if copied.get(name) != sum_ or not self._target(name).exists():
+            if copied.get(name) != digest or not self._target(name).exists():
                 self._target(name).parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(self._target(name), file.read_bytes())
-            copied[name] = sum_
+            copied[name] = digest
         for name in [name for name in copied if name not in ours]:
             if name not in edited:
                 self._target(name).unlink(missing_ok=True)
@@ -76,16 +76,16 @@ class WorkFolder:
         return self.path / "deploy" / name
 
     def _is_edited(self, name: str, copied: dict[str, str]) -> bool:
-        # terraform init itself writes the lock file, and a deleted file is simply copied again.
+        # terraform init writes the lock file itself, and a deleted file is simply copied again.
         target = self._target(name)
         return target.name != LOCK_FILE and target.exists() and sha256(target) != copied[name]
 
     def _sources(self) -> Iterator[Path]:
-        for folder in self.place.folders:
-            for file in sorted((self.place.deploy / folder).rglob("*")):
-                parts = file.relative_to(self.place.deploy).parts
+        for folder in self.stack.folders:
+            for file in sorted((self.stack.deploy / folder).rglob("*")):
+                parts = file.relative_to(self.stack.deploy).parts
                 hidden = any(part.startswith(".") and part not in (LOCK_FILE, ".helmignore") for part in parts)
-                if file.is_file() and not hidden and not _LEFT_OUT.intersection(parts) and ".tfstate" not in file.name:
+                if file.is_file() and not hidden and not _EXCLUDED.intersection(parts) and ".tfstate" not in file.name:
                     yield file
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from notebook_release import CHART, GOOD, HASH, IMAGE, container, one, pod_of, render
-from portforward_api import PortForwardApi
 from ruamel.yaml import YAML
 
 from maskfleet.system.deploy_files import deploy_path
+from maskfleet.system.kube.fake import FakeKube
 from tools import run_tool, try_tool
 
 LOGINS: tuple[dict[str, Any], ...] = ({"htpasswd": HASH}, {"existing_secret": "our-login"})
@@ -252,19 +252,19 @@ def test_scripts_pass_shellcheck() -> None:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PortForwardApi]:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKube]:
     """An API with as much as helm asks before it renders."""
-    with PortForwardApi() as api:
+    with FakeKube(tmp_path) as api:
         api.objects["/api"] = {"kind": "APIVersions", "versions": ["v1"]}
         api.objects["/apis"] = {"kind": "APIGroupList", "apiVersion": "v1", "groups": []}
         secrets = {"name": "secrets", "singularName": "secret", "namespaced": True, "kind": "Secret", "verbs": ["get"]}
         api.objects["/api/v1"] = {"kind": "APIResourceList", "groupVersion": "v1", "resources": [secrets]}
-        monkeypatch.setenv("KUBECONFIG", str(api.write_kubeconfig(tmp_path / "kubeconfig")))
+        monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig))
         yield api
 
 
 def test_an_upgrade_keeps_the_certificate_until_its_names_change_or_it_grows_old(
-    tmp_path: Path, cluster: PortForwardApi
+    tmp_path: Path, cluster: FakeKube
 ) -> None:
     def secret(**values: Any) -> dict[str, Any]:
         return one(render(tmp_path, {**GOOD, **values}, "--dry-run=server"), "Secret", "r50-notebook-tls")

@@ -26,7 +26,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run a command on a stage; errors for people are raised."""
 
     def command(stage: Any, *words: str) -> Any:
-        monkeypatch.setattr("maskfleet.infra.stacks.eks", lambda: stage.place)
+        monkeypatch.setattr("maskfleet.infra.stacks.eks", lambda: stage.stack)
         for name, value in stage.env.items():
             monkeypatch.setenv(name, value)
         done = CliRunner().invoke(app, ["infra", *words, "--workdir", str(stage.workdir)])
@@ -40,7 +40,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_plan_ends_with_2_only_if_asked_and_something_changes(stage: Any, made: Any, run: Any) -> None:
     assert run(stage, "plan", "eks", *GIVEN).exit_code == 0
     assert run(stage, "plan", "eks", "--detailed-exitcode").exit_code == 2
-    assert "nothing is made yet" in run(stage, "outputs", "eks").stderr
+    assert "nothing exists yet" in run(stage, "outputs", "eks").stderr
     done = run(made, "plan", "eks", "--detailed-exitcode")
     assert done.exit_code == 0
     assert "aws: no change" in done.stderr
@@ -83,7 +83,7 @@ def test_status_says_what_is_made_and_whether_the_cluster_answers(made: Any, kub
     assert done.exit_code == 0
     assert "fleet, state in this work folder" in done.stdout
     assert "aws: 10 resources" in done.stdout
-    assert "up ended well" in done.stdout
+    assert "up succeeded" in done.stdout
     assert "cluster: answers, v1.35.0" in done.stdout
     root = made.workdir / "deploy/terraform/eks/addons/main.tf"
     root.write_text(f"{root.read_text()}# edited\n")
@@ -97,12 +97,12 @@ def test_status_of_a_plan_alone_is_not_well(stage: Any, run: Any) -> None:
     run(stage, "plan", "eks", *GIVEN)
     done = run(stage, "status", "eks")
     assert done.exit_code == 1
-    assert "aws: 0 resources, serial 0; nothing was done from this work folder" in done.stdout
-    assert "cluster: not made" in done.stdout
+    assert "aws: 0 resources, serial 0; no command has changed it from this work folder" in done.stdout
+    assert "cluster: not created" in done.stdout
 
 
 def test_down_and_down_again(made: Any, kube_api: Any, run: Any) -> None:
-    with pytest.raises(MaskfleetError, match="no terminal"):
+    with pytest.raises(MaskfleetError, match="not a terminal"):
         run(made, "down", "eks")
     assert run(made, "down", "eks", "--yes").exit_code == 0
     done = run(made, "down", "eks", "--yes")

@@ -1,4 +1,4 @@
-"""down: what lives outside of the state first, data last and only when told; with the real terraform and kubectl."""
+"""down: first what is outside of the state, data last and only on request; with the real terraform."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from maskfleet.errors import InfraError
 from maskfleet.infra.kubernetes import leftovers
-from maskfleet.infra.terraform import up as make
-from maskfleet.infra.terraform.down import Wishes, down
+from maskfleet.infra.terraform.down import DownOptions, down
 from maskfleet.infra.terraform.status import status
+from maskfleet.infra.terraform.up import up
 
 OURS = {"labels": {"app.kubernetes.io/name": "maskfleet-notebook"}}
 
@@ -29,7 +29,7 @@ def addresses(stage: Any) -> set[str]:
 
 def test_down_keeps_data_and_what_it_needs_and_says_so(made: Any) -> None:
     ids = {resource.address: resource.id for resource in made.read().base.state().resources}
-    down(made.read(), Wishes())
+    down(made.read(), DownOptions())
     kept = {
         "terraform_data.efs",
         "terraform_data.efs_policy",
@@ -47,10 +47,10 @@ def test_down_keeps_data_and_what_it_needs_and_says_so(made: Any) -> None:
 
 def test_down_twice_and_up_again_around_the_same_data(made: Any) -> None:
     before = {resource.address: resource.id for resource in made.read().base.state().resources}
-    down(made.read(), Wishes())
-    down(made.read(yes=False), Wishes())
+    down(made.read(), DownOptions())
+    down(made.read(yes=False), DownOptions())
     assert "nothing is left to remove" in made.shown()
-    make.up(made.open())
+    up(made.open())
     after = {resource.address: resource.id for resource in made.read().base.state().resources}
     assert set(after) == set(before)
     assert after["terraform_data.fsx"] == before["terraform_data.fsx"]
@@ -60,14 +60,14 @@ def test_down_twice_and_up_again_around_the_same_data(made: Any) -> None:
 
 
 def test_delete_data_removes_all_of_it_even_after_a_down_that_kept_it(made: Any) -> None:
-    down(made.read(), Wishes())
+    down(made.read(), DownOptions())
     made.shown()
-    down(made.read(), Wishes(delete_data=True))
+    down(made.read(), DownOptions(delete_data=True))
     shown = made.shown()
     assert "with all data in:" in shown
     assert "terraform_data.fsx" in shown
     assert addresses(made) == set()
-    down(made.read(yes=False), Wishes(delete_data=True))
+    down(made.read(yes=False), DownOptions(delete_data=True))
     assert "nothing is left to remove" in made.shown()
 
 
@@ -76,22 +76,22 @@ def test_down_asks_for_the_name_of_the_cluster(made: Any, monkeypatch: pytest.Mo
     before = addresses(made)
     monkeypatch.setattr(session.view, "_answer", lambda question: "flet")
     with pytest.raises(InfraError, match="nothing was removed"):
-        down(session, Wishes())
+        down(session, DownOptions())
     assert addresses(made) == before
     monkeypatch.setattr(session.view, "_answer", lambda question: "fleet")
-    down(session, Wishes())
+    down(session, DownOptions())
     assert addresses(made) < before
 
 
 def test_what_lives_outside_of_the_state_goes_first(made: Any, kube_api: Any) -> None:
-    job = kube_api.add("/apis/kubeflow.org/v2beta1/namespaces/kubeflow/mpijobs/r50", lingers=1)
-    notebook = kube_api.add("/apis/apps/v1/namespaces/kubeflow/deployments/nb", metadata=OURS)
-    other = kube_api.add("/apis/apps/v1/namespaces/kube-system/deployments/coredns")
-    public = kube_api.add("/api/v1/namespaces/kubeflow/services/nb", lingers=1, spec={"type": "LoadBalancer"})
-    inner = kube_api.add("/api/v1/namespaces/kubeflow/services/r50", spec={"type": "ClusterIP"})
-    claim = kube_api.add("/apis/karpenter.sh/v1/nodeclaims/gpu-x7", lingers=2)
-    pool = kube_api.add("/apis/karpenter.sh/v1/nodepools/gpu", follows=(claim,))
-    down(made.read(), Wishes())
+    job = kube_api.add_at("/apis/kubeflow.org/v2beta1/namespaces/kubeflow/mpijobs/r50", lingers=1)
+    notebook = kube_api.add_at("/apis/apps/v1/namespaces/kubeflow/deployments/nb", metadata=OURS)
+    other = kube_api.add_at("/apis/apps/v1/namespaces/kube-system/deployments/coredns")
+    public = kube_api.add_at("/api/v1/namespaces/kubeflow/services/nb", lingers=1, spec={"type": "LoadBalancer"})
+    inner = kube_api.add_at("/api/v1/namespaces/kubeflow/services/r50", spec={"type": "ClusterIP"})
+    claim = kube_api.add_at("/apis/karpenter.sh/v1/nodeclaims/gpu-x7", lingers=2)
+    pool = kube_api.add_at("/apis/karpenter.sh/v1/nodepools/gpu", dependents=(claim,))
+    down(made.read(), DownOptions())
     assert kube_api.deleted == [job, notebook, public, pool, claim]
     assert set(kube_api.objects) == {other, inner}
     shown = made.shown()
@@ -102,19 +102,19 @@ def test_what_lives_outside_of_the_state_goes_first(made: Any, kube_api: Any) ->
 
 
 def test_down_gives_up_in_time_and_leaves_the_cluster(made: Any, kube_api: Any) -> None:
-    kube_api.add("/apis/karpenter.sh/v1/nodeclaims/stuck", lingers=10**6)
+    kube_api.add_at("/apis/karpenter.sh/v1/nodeclaims/stuck", lingers=10**6)
     before = addresses(made)
     with pytest.raises(InfraError, match=r"after 0 s the cluster still has NodeClaim stuck"):
-        down(made.read(), Wishes(wait_s=0.3))
+        down(made.read(), DownOptions(wait_s=0.3))
     assert addresses(made) == before
     kube_api.lingering["/apis/karpenter.sh/v1/nodeclaims/stuck"] = 0
-    down(made.read(), Wishes())  # goes on
+    down(made.read(), DownOptions())  # resumes
     assert addresses(made) < before
 
 
 def test_volumes_that_claims_asked_for_are_named_or_deleted(made: Any, kube_api: Any) -> None:
     claim = "/api/v1/namespaces/kubeflow/persistentvolumeclaims/scratch"
-    volume = kube_api.add(
+    volume = kube_api.add_at(
         "/api/v1/persistentvolumes/pvc-1",
         spec={
             "csi": {"driver": "ebs.csi.aws.com", "volumeHandle": "vol-1"},
@@ -122,41 +122,50 @@ def test_volumes_that_claims_asked_for_are_named_or_deleted(made: Any, kube_api:
             "persistentVolumeReclaimPolicy": "Delete",
         },
     )
-    kube_api.add(claim, follows=(volume,))
+    kube_api.add_at(claim, dependents=(volume,))
     shared = {"csi": {"driver": "fsx.csi.aws.com", "volumeHandle": "fs-1"}, "persistentVolumeReclaimPolicy": "Retain"}
-    kube_api.add("/api/v1/persistentvolumes/pv-fsx", spec=shared)
+    kube_api.add_at("/api/v1/persistentvolumes/pv-fsx", spec=shared)
     session = made.read()
-    down(session, Wishes())
+    down(session, DownOptions())
     shown = made.shown()
     assert "aws ec2 delete-volume --volume-id vol-1" in shown
     assert "fs-1" not in shown
     assert kube_api.deleted == []
-    make.up(made.open())
-    down(made.read(), Wishes(delete_data=True))
+    up(made.open())
+    down(made.read(), DownOptions(delete_data=True))
     assert kube_api.deleted == [claim, volume]
     assert "EBS volumes" not in made.shown()
 
 
 def test_an_unreachable_cluster_stops_down_unless_it_is_skipped(stage: Any) -> None:
-    make.up(stage.open())  # nothing listens at its endpoint
+    up(stage.open())  # nothing listens at its endpoint
     before = addresses(stage)
     with pytest.raises(InfraError, match="the cluster does not answer") as caught:
-        down(stage.read(), Wishes())
+        down(stage.read(), DownOptions())
     assert "--skip-cluster" in caught.value.remedy
     assert addresses(stage) == before
     stage.shown()
-    down(stage.read(), Wishes(skip_cluster=True, delete_data=True))
+    down(stage.read(), DownOptions(skip_cluster=True, delete_data=True))
     assert addresses(stage) == set()
     assert "may be left behind" in stage.shown()
+
+
+def test_a_cluster_that_refuses_a_request_stops_down(made: Any, kube_api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = addresses(made)
+    monkeypatch.setattr(kube_api, "forbidden", {"/apis/karpenter.sh"})
+    with pytest.raises(InfraError, match="the cluster did not do what it was asked: the cluster refused") as caught:
+        down(made.read(), DownOptions())
+    assert "access entry" in caught.value.remedy
+    assert addresses(made) == before
 
 
 def test_what_was_in_a_cluster_that_is_gone_is_forgotten_only_when_told(made: Any) -> None:
     session = made.read()
     session.base.forget(["terraform_data.nodes", "terraform_data.fsx_policy", "terraform_data.cluster"])
     with pytest.raises(InfraError, match="addons has 1 resources of a cluster that aws lacks") as caught:
-        down(session, Wishes())
+        down(session, DownOptions())
     assert "--skip-cluster" in caught.value.remedy
-    down(session, Wishes(skip_cluster=True))
+    down(session, DownOptions(skip_cluster=True))
     assert "terraform_data.storage" not in addresses(made)
 
 
@@ -172,19 +181,19 @@ resource "terraform_data" "blocked" {{
 }}
 """
     root.write_text(root.read_text() + blocked)
-    make.up(made.open())
+    up(made.open())
     with pytest.raises(InfraError, match=r"terraform_data\.blocked"):
-        down(made.read(), Wishes())
+        down(made.read(), DownOptions())
     assert "terraform_data.blocked" in addresses(made)
     assert "terraform_data.storage" not in addresses(made)
     assert "down failed" in status(made.read()).roots[0].last
     gate.touch()
-    down(made.read(), Wishes())
+    down(made.read(), DownOptions())
     assert "terraform_data.blocked" not in addresses(made)
 
 
-def test_kubectl_sees_only_the_cluster_of_the_state(made: Any) -> None:
-    down(made.read(), Wishes())
+def test_down_talks_only_to_the_cluster_of_the_state(made: Any) -> None:
+    down(made.read(), DownOptions())
     written = json.loads((made.workdir / "kubeconfig").read_text())
     assert written["current-context"] == "fleet"
     assert len(written["clusters"]) == 1

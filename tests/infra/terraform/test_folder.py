@@ -28,7 +28,7 @@ MAIN = "terraform/eks/aws/main.tf"
 
 @pytest.fixture
 def folder(stage: Any) -> WorkFolder:
-    work = WorkFolder(stage.workdir, stage.place)
+    work = WorkFolder(stage.workdir, stage.stack)
     work.refresh(lambda text: None)
     return work
 
@@ -40,7 +40,7 @@ def refresh(folder: WorkFolder, **more: Any) -> list[str]:
 
 
 def test_new_files_of_ours_come_and_old_ones_go(folder: WorkFolder, stage: Any) -> None:
-    shipped = stage.place.deploy
+    shipped = stage.stack.deploy
     (shipped / MAIN).write_text("# new\n")
     (shipped / "terraform/eks/aws/more.tf").write_text("# more\n")
     (shipped / "helm/storage/Chart.yaml").unlink()
@@ -71,7 +71,7 @@ def test_an_edited_file_stays_and_that_is_said(folder: WorkFolder) -> None:
 def test_a_file_that_both_changed_is_an_error_until_ours_is_taken(folder: WorkFolder, stage: Any) -> None:
     mine = folder.path / "deploy" / MAIN
     mine.write_text("# mine\n")
-    (stage.place.deploy / MAIN).write_text("# theirs\n")
+    (stage.stack.deploy / MAIN).write_text("# theirs\n")
     with pytest.raises(InfraError, match=r"you edited terraform/eks/aws/main\.tf") as caught:
         refresh(folder)
     assert "--take-ours" in caught.value.remedy
@@ -86,14 +86,14 @@ def test_a_file_that_both_changed_is_an_error_until_ours_is_taken(folder: WorkFo
 def test_a_file_of_the_users_is_not_overwritten_by_a_new_one_of_ours(folder: WorkFolder, stage: Any) -> None:
     mine = folder.path / "deploy/terraform/eks/aws/extra.tf"
     mine.write_text("# mine\n")
-    (stage.place.deploy / "terraform/eks/aws/extra.tf").write_text("# ours\n")
+    (stage.stack.deploy / "terraform/eks/aws/extra.tf").write_text("# ours\n")
     with pytest.raises(InfraError, match=r"extra\.tf"):
         refresh(folder)
     assert mine.read_text() == "# mine\n"
 
 
 def test_the_lock_file_that_init_writes_is_no_edit(folder: WorkFolder, stage: Any) -> None:
-    (stage.place.deploy / "terraform/eks/aws/.terraform.lock.hcl").write_text("# one\n")
+    (stage.stack.deploy / "terraform/eks/aws/.terraform.lock.hcl").write_text("# one\n")
     refresh(folder)
     (folder.path / "deploy/terraform/eks/aws/.terraform.lock.hcl").write_text("# one and more\n")
     assert refresh(folder) == []
@@ -147,7 +147,7 @@ def test_a_tfvars_file_is_read_as_terraform_reads_it(tmp_path: Path) -> None:
         read_var_file(file, Program(tool("terraform"), (1, 11)), env)
 
 
-@pytest.mark.parametrize(("text", "problem"), [("{", "is not JSON"), ("[1]", "does not hold names")])
+@pytest.mark.parametrize(("text", "problem"), [("{", "is not JSON"), ("[1]", "is not an object of names")])
 def test_a_bad_json_file_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     file = tmp_path / "x.json"
     file.write_text(text)
@@ -170,7 +170,7 @@ def test_settings_are_remembered_and_null_forgets_them(stage: Any) -> None:
 
 
 def test_variables_and_outputs_of_a_root_are_found(stage: Any) -> None:
-    root = stage.place.deploy / "terraform/eks"
+    root = stage.stack.deploy / "terraform/eks"
     assert required(root / "aws") == {"region", "cluster_name"}
     assert declared(root / "addons") == {"cluster_id", "efs_id", "addon", "region"}
     assert {"cluster_id", "admin_password"} <= outputs_declared(root / "aws")
@@ -186,8 +186,8 @@ def test_no_terraform_is_an_error_that_says_which(tmp_path: Path) -> None:
     ("answer", "problem"),
     [
         ('echo \'{"terraform_version": "1.4.6"}\'', r"is Terraform 1\.4\.6; 1\.5\.0 is needed"),
-        ("echo nonsense", "does not say its version"),
-        ("exit 1", "does not say its version"),
+        ("echo nonsense", "does not print its version"),
+        ("exit 1", "does not print its version"),
     ],
 )
 def test_an_old_or_strange_terraform_is_refused(tmp_path: Path, answer: str, problem: str) -> None:
@@ -216,6 +216,6 @@ def test_an_old_terraform_needs_a_table_to_lock_a_state_in_s3(stage: Any, monkey
 
 
 def test_a_folder_that_is_none_is_said_to_be_none(stage: Any) -> None:
-    with pytest.raises(InfraError, match="is no work folder"):
+    with pytest.raises(InfraError, match="is not a work folder"):
         stage.read()
     assert not stage.workdir.exists()

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from terraform_aws import provider_mirror
 
-from maskfleet.infra.kubernetes.kubeconfig import NEEDED, access_of
+from maskfleet.infra.kubernetes.access import NEEDED, access_of
 from maskfleet.infra.stacks import DATA, GUARDS, eks
-from maskfleet.infra.terraform import up as make
-from maskfleet.infra.terraform.down import Wishes, down
+from maskfleet.infra.terraform.down import DownOptions, down
+from maskfleet.infra.terraform.plan import plan
 from maskfleet.infra.terraform.state import Resource, State, split_kept
 from maskfleet.infra.terraform.variables import declared, outputs_declared, required
 from maskfleet.system.deploy_files import deploy_path
@@ -93,13 +93,13 @@ def on_moto(stage: Any, tmp_path: Path) -> Iterator[Any]:
         credentials = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
         settings = {"AWS_ENDPOINT_URL": url, "AWS_EC2_METADATA_DISABLED": "true", "TF_CLI_CONFIG_FILE": str(config)}
         env = {**stage.env, **credentials, **settings, "CHECKPOINT_DISABLE": "1"}
-        yield replace(stage, place=eks(), env=env)
+        yield replace(stage, stack=eks(), env=env)
 
 
 @pytest.mark.slow
 def test_the_shipped_root_is_planned_with_what_it_costs(on_moto: Any) -> None:
     zones = 'azs=["us-west-2a", "us-west-2b"]'
-    planned = make.plan(on_moto.open(zones, "import_path=s3://data/ml-platform"))
+    planned = plan(on_moto.open(zones, "import_path=s3://data/ml-platform"))
     shown = on_moto.shown()
     assert planned[0].progress is not None
     assert len(planned[0].progress.work) > 80
@@ -113,13 +113,13 @@ def test_the_shipped_root_is_planned_with_what_it_costs(on_moto: Any) -> None:
 @pytest.mark.slow
 def test_down_of_the_shipped_root_keeps_efs_and_lets_its_network_go(on_moto: Any) -> None:
     session = on_moto.open('azs=["us-west-2a", "us-west-2b"]', "fsx_enabled=false")
-    session.give_settings()
+    session.write_settings()
     session.base.init()
     targets = ["aws_efs_file_system_policy.this", "aws_efs_access_point.fleet", "aws_efs_mount_target.this"]
     session.base.plan(targets=[*targets, "aws_nat_gateway.this"])
     session.base.apply()
     assert session.base.state().has("aws_nat_gateway")
-    down(on_moto.read(), Wishes())
+    down(on_moto.read(), DownOptions())
     kept = {resource.address for resource in on_moto.read().base.state().resources}
     needed = {"aws_efs_file_system.this[0]", "aws_efs_file_system_policy.this[0]", "aws_efs_access_point.fleet[0]"}
     assert kept == needed

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from maskfleet.errors import InfraError
-from maskfleet.infra.terraform import up as make
-from maskfleet.infra.terraform.down import Wishes, down
+from maskfleet.infra.terraform.down import DownOptions, down
+from maskfleet.infra.terraform.plan import plan
 from maskfleet.infra.terraform.session import Options, read_session
 from maskfleet.infra.terraform.status import outputs
+from maskfleet.infra.terraform.up import up
 from tools import moto_server, tool
 
 boto3 = pytest.importorskip("boto3", reason="boto3 is not here: pip install 'maskfleet[aws]'")
@@ -43,25 +44,25 @@ def state_in(client: Any) -> Any:
 
 def test_another_machine_finds_a_state_in_s3_and_a_lock_keeps_it_away(on_s3: tuple[Any, Any], tmp_path: Path) -> None:
     stage, client = on_s3
-    make.up(stage.open(state_bucket=BUCKET))
+    up(stage.open(state_bucket=BUCKET))
     assert state_in(client)["version"] == 4
     assert client.head_object(Bucket=BUCKET, Key=KEY)["ServerSideEncryption"] == "AES256"
     assert not list((stage.workdir / "state").glob("*"))
     elsewhere = replace(stage, workdir=tmp_path / "elsewhere")
     given = ("region=us-west-2", "cluster_name=fleet")
-    session = read_session(Options(elsewhere.workdir, given, state_bucket=BUCKET), stage.place, stage.view(), stage.env)
+    session = read_session(Options(elsewhere.workdir, given, state_bucket=BUCKET), stage.stack, stage.view(), stage.env)
     assert outputs(session)["storage"] == "fleet"
     lock = json.dumps({"ID": "1f1f1f1f-0000-1111-2222-333333333333", "Operation": "apply", "Who": "ann@host"})
     client.put_object(Bucket=BUCKET, Key=f"{KEY}.tflock", Body=lock.encode())
     with pytest.raises(InfraError, match="state lock") as caught:
-        make.up(stage.open("password=other"))
+        up(stage.open("password=other"))
     assert "force-unlock 1f1f1f1f-0000-1111-2222-333333333333" in caught.value.remedy
     client.delete_object(Bucket=BUCKET, Key=f"{KEY}.tflock")
-    down(elsewhere.read(), Wishes(skip_cluster=True, delete_data=True))
+    down(elsewhere.read(), DownOptions(skip_cluster=True, delete_data=True))
     assert state_in(client)["resources"] == []
 
 
 def test_a_bucket_that_is_not_there_is_named(on_s3: tuple[Any, Any]) -> None:
     with pytest.raises(InfraError, match="does not exist") as caught:
-        make.plan(on_s3[0].open(state_bucket="not-there"))
-    assert "make the state bucket first" in caught.value.remedy
+        plan(on_s3[0].open(state_bucket="not-there"))
+    assert "create the state bucket first" in caught.value.remedy

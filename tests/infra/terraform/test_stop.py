@@ -1,4 +1,4 @@
-"""Ctrl-C, a closed pipe and a kill while terraform works: it ends cleanly, and the next run goes on."""
+"""Ctrl-C, a closed pipe and a kill while terraform works: it exits cleanly, and the next run resumes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_ctrl_c_ends_terraform_cleanly_and_up_goes_on(stage: Any, driver: list[s
     os.killpg(running.pid, signal.SIGINT)  # and again, by an impatient user
     _, shown = running.communicate(timeout=LONG_S)
     assert running.returncode == 130
-    assert "terraform ended cleanly, its state is saved" in shown
+    assert "terraform exited cleanly, its state is saved" in shown
     assert tainted(stage) == [CLUSTER]
     entry = json.loads((stage.workdir / "journal.json").read_text())["aws"]
     assert (entry["did"], entry["ended"]) == ("up", "failed")
@@ -129,7 +129,7 @@ def test_a_reader_that_went_away_stops_terraform_cleanly(stage: Any, driver: lis
     running = up(stage, driver, stderr=subprocess.PIPE)
     assert running.stderr is not None
     for text in running.stderr:
-        if f"{CLUSTER}: create begins" in text:
+        if f"{CLUSTER}: create started" in text:
             break
     wait_for(lambda: is_making_the_cluster(stage), "making the cluster")
     running.stderr.close()

@@ -12,9 +12,8 @@ from rich.console import Console
 
 from maskfleet.cli.infra_view import clock, headline, live_table
 from maskfleet.infra.terraform.diagnose import diagnostics_in_text, error_of, remedy_for
-from maskfleet.infra.terraform.events import Diagnostic, parse_event
-from maskfleet.infra.terraform.progress import Progress
-from maskfleet.infra.terraform.summary import billed, counts
+from maskfleet.infra.terraform.plan import billed, counts
+from maskfleet.infra.terraform.progress import Diagnostic, TerraformProgress, parse_event
 
 HERE = Path("/infra/aws")
 
@@ -30,8 +29,8 @@ def about(address: str, action: str, **more: Any) -> dict[str, Any]:
     return {"resource": resource, "action": action, **more}
 
 
-def progress_of(*lines: tuple[float, str]) -> Progress:
-    progress = Progress()
+def progress_of(*lines: tuple[float, str]) -> TerraformProgress:
+    progress = TerraformProgress()
     for now, text in lines:
         progress.add(parse_event(text), now)
     return progress
@@ -172,7 +171,7 @@ COMPLAINTS = [
     ("x", 'Get "https://AB.gr7.us-west-2.eks.amazonaws.com/api": dial tcp: i/o timeout', "public_access_cidrs"),
     ("Kubernetes cluster unreachable", "Get https://x/version: dial tcp 10.0.0.1:443: i/o timeout", "VPN"),
     ("x", "dial tcp: lookup sts.us-west-2.amazonaws.com: no such host", "check network and region"),  # *
-    ("Failed to get existing workspaces", 'S3 bucket "b" does not exist.', "make the state bucket"),
+    ("Failed to get existing workspaces", 'S3 bucket "b" does not exist.', "create the state bucket"),
 ]
 
 

@@ -11,23 +11,24 @@ from typing import Any
 import pytest
 
 from maskfleet.errors import InfraError
-from maskfleet.infra.terraform import up as make
+from maskfleet.infra.terraform.plan import plan
 from maskfleet.infra.terraform.status import outputs, status
+from maskfleet.infra.terraform.up import up
 from maskfleet.infra.terraform.variables import VARIABLES_FILE
 
 
 def test_plan_of_nothing_names_every_resource_and_changes_nothing(stage: Any) -> None:
-    planned = make.plan(stage.open())
+    planned = plan(stage.open())
     shown = stage.shown()
-    assert [one.changes for one in planned] == [True, True]
+    assert [one.has_changes for one in planned] == [True, True]
     assert 'terraform_data.subnet["b"]: to create' in shown
     assert "aws: 10 to create" in shown
-    assert "addons: planned when aws is made" in shown
+    assert "addons: planned once aws exists" in shown
     assert stage.read().base.state().resources == ()
 
 
 def test_up_makes_both_roots_and_feeds_outputs_to_the_second(stage: Any) -> None:
-    make.up(stage.open())
+    up(stage.open())
     shown = stage.shown()
     assert "aws: 10 created, 0 changed, 0 destroyed" in shown
     assert "terraform_data.cluster: create done after 0s" in shown
@@ -39,31 +40,31 @@ def test_up_makes_both_roots_and_feeds_outputs_to_the_second(stage: Any) -> None
 
 
 def test_a_second_up_has_nothing_to_do_and_asks_nothing(made: Any) -> None:
-    make.up(made.open(yes=False))  # nobody could answer
+    up(made.open(yes=False))  # nobody could answer
     assert "nothing to do" in made.shown()
-    assert [one.changes for one in make.plan(made.open())] == [False, False]
+    assert [one.has_changes for one in plan(made.open())] == [False, False]
 
 
 def test_up_without_anybody_to_ask_changes_nothing(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    with pytest.raises(Exception, match="no terminal"):
-        make.up(stage.open(yes=False))
+    with pytest.raises(Exception, match="not a terminal"):
+        up(stage.open(yes=False))
     assert stage.read().base.state().resources == ()
 
 
 def test_a_changed_setting_is_planned_shown_and_applied_to_the_second_root_alone(made: Any) -> None:
-    first, second = make.plan(made.open("addon=two"))
-    assert not first.changes
-    assert second.changes
+    first, second = plan(made.open("addon=two"))
+    assert not first.has_changes
+    assert second.has_changes
     assert "addons: 1 to change" in made.shown()
-    make.up(made.open())  # the setting is remembered
+    up(made.open())  # the setting is remembered
     assert "addons: 0 created, 1 changed, 0 destroyed" in made.shown()
 
 
 def test_a_failure_names_resource_and_cause_and_the_next_up_goes_on(stage: Any, tmp_path: Path) -> None:
     missing = tmp_path / "ready"
     with pytest.raises(InfraError) as caught:
-        make.up(stage.open(f"needs_file={missing}"))
+        up(stage.open(f"needs_file={missing}"))
     assert "terraform_data.nodes" in caught.value.what
     assert "exit status 1" in caught.value.what
     assert "terraform_data.nodes: create failed" in stage.shown()
@@ -72,7 +73,7 @@ def test_a_failure_names_resource_and_cause_and_the_next_up_goes_on(stage: Any, 
     assert "up failed" in found.roots[0].last
     assert not found.is_well
     missing.touch()
-    make.up(stage.open())
+    up(stage.open())
     shown = stage.shown()
     assert "replace: terraform_data.nodes (tainted)" in shown
     assert "aws: 1 created, 0 changed, 1 destroyed" in shown
@@ -83,7 +84,7 @@ def test_secrets_are_on_no_command_line_and_in_private_files_only(stage: Any, tm
     secret = "correct horse battery"
     file = tmp_path / "secret.json"
     file.write_text(json.dumps({"password": secret}))
-    make.up(stage.open(var_files=(file,)))
+    up(stage.open(var_files=(file,)))
     commands = stage.commands()
     assert {command[0] for command in commands} >= {"init", "plan", "apply", "state"}
     assert not [command for command in commands if any("-var" in word or secret in word for word in command)]
@@ -105,7 +106,7 @@ def test_the_second_root_gets_no_setting_that_it_does_not_declare(made: Any) -> 
 
 def test_a_plan_is_saved_and_exactly_that_is_applied(stage: Any) -> None:
     session = stage.open()
-    make.plan(session)
+    plan(session)
     saved = session.base.plan_file
     assert stat.S_IMODE(saved.stat().st_mode) == 0o600
     session.base.apply()
@@ -115,7 +116,7 @@ def test_a_plan_is_saved_and_exactly_that_is_applied(stage: Any) -> None:
 
 def test_a_locked_state_says_who_holds_it_and_how_to_unlock(stage: Any) -> None:
     session = stage.open()
-    session.give_settings()
+    session.write_settings()
     session.base.init()
     states = stage.workdir / "state"
     # A lock file as the local backend writes it, held by a real lock on the state.
@@ -153,7 +154,7 @@ def test_the_state_in_a_bucket_is_locked_and_encrypted(stage: Any) -> None:
 
 def test_a_state_on_this_machine_comes_with_a_warning(stage: Any) -> None:
     stage.open()
-    assert "--state-bucket keeps it in S3" in stage.shown()
+    assert "--state-bucket stores it in S3" in stage.shown()
 
 
 def test_another_bucket_for_a_state_in_use_is_refused(made: Any) -> None:
@@ -167,7 +168,7 @@ def test_a_work_folder_serves_one_cluster(made: Any) -> None:
 
 
 def test_a_change_of_outputs_alone_reaches_the_second_root(made: Any) -> None:
-    make.up(made.open("region=eu-west-1"))
+    up(made.open("region=eu-west-1"))
     shown = made.shown()
     assert "aws: no change, outputs: region" in shown
     assert "addons: 1 to change" in shown
@@ -180,9 +181,9 @@ def test_settings_that_would_delete_data_are_refused_unless_that_is_wanted(made:
     root.write_text(root.read_text().replace(file_system, f"{file_system}\n  triggers_replace = var.password"))
     before = {resource.address: resource.id for resource in made.read().base.state().resources}
     with pytest.raises(InfraError, match=r"would delete terraform_data\.efs with all data"):
-        make.up(made.open("password=other"))
+        up(made.open("password=other"))
     assert "terraform_data.efs (cannot_update), WITH ALL DATA IN IT" in made.shown()
     assert {resource.address: resource.id for resource in made.read().base.state().resources} == before
-    make.up(made.open(), delete_data=True)
+    up(made.open(), delete_data=True)
     after = {resource.address: resource.id for resource in made.read().base.state().resources}
     assert after["terraform_data.efs"] != before["terraform_data.efs"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 from datetime import UTC, datetime
 from typing import Any
 
-from fake_kube import FakeKube
+from maskfleet.system.kube.fake import FakeKube
 
 Json = dict[str, Any]
 JOB = "training.kubeflow.org/job-name"
@@ -45,6 +48,21 @@ def launcher(number: int = 1, *, phase: str = "Running", code: int | None = None
     statuses = [] if phase == "Pending" else [container]
     return {"kind": "Pod", "metadata": meta, "spec": {"volumes": []},
             "status": {"phase": phase, "containerStatuses": statuses, "conditions": []}}  # fmt: skip
+
+
+def helm_record(
+    release: str, values: Json, *, status: str = "deployed", version: int = 1, chart: str = "train"
+) -> Json:
+    """The Secret in which helm stores a release."""
+    data = {"name": release, "info": {"status": status, "description": "Install complete"}, "version": version,
+            "chart": {"metadata": {"name": chart}, "values": {"log_dir": "logs", "shared_fs": "fsx",
+                                                              "shared_pvc": "pv-fsx", "run_id": None}},
+            "config": values}  # fmt: skip
+    packed = base64.b64encode(base64.b64encode(gzip.compress(json.dumps(data).encode()))).decode()
+    labels = {"owner": "helm", "name": release, "status": status, "version": str(version)}
+    name = f"sh.helm.release.v1.{release}.v{version}"
+    return {"kind": "Secret", "metadata": {"name": name, "namespace": "kubeflow", "labels": labels},
+            "type": "helm.sh/release.v1", "data": {"release": packed}}  # fmt: skip
 
 
 IMAGE = "repo/train@sha256:" + "ab" * 32

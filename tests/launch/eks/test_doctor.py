@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from eks_world import fit_cluster
-from fake_kube import FakeKube
 from typer.testing import CliRunner
 
 from maskfleet.cli.doctor import _print_table
@@ -19,13 +18,15 @@ from maskfleet.config.launch import EksLaunch
 from maskfleet.launch.eks.doctor import amount, examine_eks
 from maskfleet.launch.local.doctor import Verdict
 from maskfleet.launch.ssh.doctor import Finding
+from maskfleet.system.kube.fake import FakeKube
+from ports import free_port
 
 LAUNCH = EksLaunch(nodes=2, instance="p4d.24xlarge")
 
 
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKube]:
-    fake = fit_cluster(FakeKube(tmp_path))
+    fake = fit_cluster(FakeKube(tmp_path, port=free_port()))
     monkeypatch.setenv("KUBECONFIG", str(fake.kubeconfig))
     yield fake
     fake.stop()

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eks_world import IMAGE
-from fake_kube import FakeKube, helm_record
+from eks_world import IMAGE, helm_record
 from typer.testing import CliRunner
 
 from maskfleet.cli.main import app
@@ -25,6 +24,8 @@ from maskfleet.launch.eks.release import Place
 from maskfleet.launch.files.handles import files_at
 from maskfleet.launch.job import JobHandle
 from maskfleet.system.kube.client import ApiError
+from maskfleet.system.kube.fake import FakeKube
+from ports import free_port
 
 HANDLE = "eks://kubeflow/r50"
 VALUES = {"image": IMAGE, "run_id": "r50"}
@@ -33,16 +34,16 @@ VALUES = {"image": IMAGE, "run_id": "r50"}
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKube]:
     """A cluster with a release r50, whose volume is a folder here."""
-    fake = FakeKube(tmp_path)
+    fake = FakeKube(tmp_path, port=free_port())
     monkeypatch.setenv("KUBECONFIG", str(fake.kubeconfig))
     monkeypatch.setattr(eks_files, "POLL_S", 0.01)
-    fake.root = tmp_path / "volume"
-    run = fake.root / "logs" / "r50"
+    fake.volume = tmp_path / "volume"
+    run = fake.volume / "logs" / "r50"
     (run / "checkpoints").mkdir(parents=True)
     (run / "log.txt").write_text("hello\n")
     (run / "checkpoints" / "step-1.pt").write_bytes(os.urandom(2_000_000))
-    (fake.root / "data").mkdir()
-    (fake.root / "data" / "note").write_text("n")
+    (fake.volume / "data").mkdir()
+    (fake.volume / "data" / "note").write_text("n")
     fake.add(helm_record("r50", VALUES))
     yield fake
     fake.stop()
@@ -66,7 +67,7 @@ def test_the_run_folder_is_listed_and_the_pod_is_gone_afterwards(api: FakeKube) 
         ("checkpoints", "folder"),
         ("log.txt", "file"),
     ]
-    assert len(api.made_pods) == 1
+    assert len(api.created_pods) == 1
     assert pods_left(api) == []
 
 
@@ -77,28 +78,28 @@ def test_two_slashes_begin_at_the_root_of_the_volume(api: FakeKube) -> None:
 
 
 def test_fetch_brings_the_whole_folder_over_a_connection_that_breaks(api: FakeKube, tmp_path: Path) -> None:
-    assert api.root is not None
+    assert api.volume is not None
     api.cut_exec_after = 1_000_000
     here = tmp_path / "here"
     done = invoke("fetch", HANDLE, str(here))
     assert done.exit_code == 0
     assert api.cut_exec_after is None
-    assert contents(here) == contents(api.root / "logs" / "r50")
+    assert contents(here) == contents(api.volume / "logs" / "r50")
     assert int(done.stdout.split(" bytes")[0].split()[-1]) < 2_000_006 + 100_000
     assert "0 files, 0 bytes; 2 were there already" in invoke("fetch", HANDLE, str(here)).stdout
     assert pods_left(api) == []
 
 
 def test_one_file_is_copied_from_and_to_the_volume(api: FakeKube, tmp_path: Path) -> None:
-    assert api.root is not None
+    assert api.volume is not None
     invoke("cp", f"{HANDLE}/log.txt", str(tmp_path / "copy.txt"))
     assert (tmp_path / "copy.txt").read_text() == "hello\n"
-    assert api.made_pods[-1]["spec"]["containers"][0]["volumeMounts"][0]["readOnly"] is True
+    assert api.created_pods[-1]["spec"]["containers"][0]["volumeMounts"][0]["readOnly"] is True
     (tmp_path / "weights").write_bytes(os.urandom(500_000))
     done = invoke("cp", str(tmp_path / "weights"), f"{HANDLE}//data/weights")
     assert "500000 bytes sent" in done.stdout
-    assert (api.root / "data" / "weights").read_bytes() == (tmp_path / "weights").read_bytes()
-    assert api.made_pods[-1]["spec"]["containers"][0]["volumeMounts"][0]["readOnly"] is False
+    assert (api.volume / "data" / "weights").read_bytes() == (tmp_path / "weights").read_bytes()
+    assert api.created_pods[-1]["spec"]["containers"][0]["volumeMounts"][0]["readOnly"] is False
 
 
 def test_files_of_a_cancelled_run_can_still_be_fetched(api: FakeKube, tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ def test_a_run_id_and_another_volume_are_honoured(api: FakeKube) -> None:
     api.add(helm_record("r50", values, version=2))
     with pytest.raises(LaunchError), files_at(JobHandle.parse(HANDLE)) as files:
         files.entries()
-    spec = api.made_pods[-1]["spec"]
+    spec = api.created_pods[-1]["spec"]
     assert spec["volumes"][0]["persistentVolumeClaim"]["claimName"] == "pv-efs"
     assert spec["containers"][0]["volumeMounts"][0]["mountPath"] == "/efs"
 
@@ -120,13 +121,13 @@ def test_a_run_id_and_another_volume_are_honoured(api: FakeKube) -> None:
 def test_no_path_of_a_handle_leaves_the_volume(path: str, api: FakeKube, tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="leaves the folder"):
         invoke("ls", f"{HANDLE}{path}")
-    assert api.made_pods == []
+    assert api.created_pods == []
 
 
 def test_an_unknown_release_makes_no_pod(api: FakeKube) -> None:
     with pytest.raises(LaunchError, match="knows no release never-was"):
         invoke("ls", "eks://kubeflow/never-was")
-    assert api.made_pods == []
+    assert api.created_pods == []
 
 
 def test_an_image_that_cannot_be_pulled_is_said_at_once(api: FakeKube) -> None:
@@ -161,8 +162,8 @@ def test_a_namespace_that_refuses_pods_is_named(api: FakeKube) -> None:
 
 @pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_whoever_ends_the_command_ends_the_pod(told: signal.Signals, api: FakeKube, tmp_path: Path) -> None:
-    assert api.root is not None
-    with (api.root / "logs" / "r50" / "huge").open("wb") as file:
+    assert api.volume is not None
+    with (api.volume / "logs" / "r50" / "huge").open("wb") as file:
         file.truncate(20 * 2**30)
     argv = [sys.executable, "-m", "maskfleet", "fetch", HANDLE, str(tmp_path / "here")]
     # In the background of a script Ctrl-C does nothing, and under nohup a closed terminal.
@@ -176,7 +177,7 @@ def test_whoever_ends_the_command_ends_the_pod(told: signal.Signals, api: FakeKu
     process.send_signal(told)
     process.communicate(timeout=240)
     assert process.returncode != 0
-    assert len(api.made_pods) == 1
+    assert len(api.created_pods) == 1
     assert pods_left(api) == []
 
 

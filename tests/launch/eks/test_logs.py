@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from eks_world import launcher, mpijob
-from fake_kube import FakeKube, helm_record
+from eks_world import helm_record, launcher, mpijob
 
 from maskfleet.errors import LaunchError
 from maskfleet.launch.backend import backend_of
@@ -18,6 +17,8 @@ from maskfleet.launch.eks.logs import launcher_lines, split_stamp
 from maskfleet.launch.job import JobHandle
 from maskfleet.system.kube import client as kube
 from maskfleet.system.kube.client import ApiError, Kube
+from maskfleet.system.kube.fake import FakeKube
+from ports import free_port
 
 HANDLE = JobHandle("eks", "kubeflow", "r50")
 LONG_S = 120  # that long nothing takes, however busy the machine
@@ -25,7 +26,7 @@ LONG_S = 120  # that long nothing takes, however busy the machine
 
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKube]:
-    fake = FakeKube(tmp_path)
+    fake = FakeKube(tmp_path, port=free_port())
     monkeypatch.setenv("KUBECONFIG", str(fake.kubeconfig))
     monkeypatch.setattr(eks_logs, "POLL_S", 0.05)
     monkeypatch.setattr(eks_logs, "LOOK_S", 0.05)
@@ -75,8 +76,8 @@ def test_lines_of_all_attempts_come_oldest_first_by_rank(api: FakeKube) -> None:
         launcher(2, code=1, phase="Failed"),
         launcher(1, code=1, phase="Failed"),
     )
-    api.say("r50-launcher-1", "[1,0]<stdout>:first", "[1,3]<stderr>:oops", "mpirun noticed something")
-    api.say("r50-launcher-2", "[prterun-a-17@1,0]<stdout>: second")
+    api.append_log("r50-launcher-1", "[1,0]<stdout>:first", "[1,3]<stderr>:oops", "mpirun noticed something")
+    api.append_log("r50-launcher-2", "[prterun-a-17@1,0]<stdout>: second")
     backend = backend_of(HANDLE)
     assert list(backend.logs(HANDLE)) == [
         "[rank0]: first",
@@ -90,27 +91,27 @@ def test_lines_of_all_attempts_come_oldest_first_by_rank(api: FakeKube) -> None:
 
 def test_a_launcher_started_again_in_its_pod_has_an_earlier_log(api: FakeKube) -> None:
     api.add(mpijob("Created", "Running"), launcher(1, restarts=1))
-    api.say("r50-launcher-1/previous", "before")
-    api.say("r50-launcher-1", "after")
+    api.append_log("r50-launcher-1/previous", "before")
+    api.append_log("r50-launcher-1", "after")
     assert list(backend_of(HANDLE).logs(HANDLE)) == ["before", "after"]
 
 
 def test_follow_goes_on_over_a_killed_launcher(api: FakeKube) -> None:
     api.add(mpijob("Created", "Running"), launcher(1))
     api.open_logs.add("r50-launcher-1")
-    api.say("r50-launcher-1", "one")
+    api.append_log("r50-launcher-1", "one")
     following = Following()
     following.shows("one")
-    api.say("r50-launcher-1", "two")
+    api.append_log("r50-launcher-1", "two")
     api.add(launcher(1, phase="Failed", code=137))
     api.open_logs.remove("r50-launcher-1")
     following.shows("ended with code 137")
     api.add(launcher(2))
     api.open_logs.add("r50-launcher-2")
-    api.say("r50-launcher-2", "three")
+    api.append_log("r50-launcher-2", "three")
     following.shows("three")
     api.add(mpijob("Created", "Succeeded", completed=True), launcher(2, phase="Succeeded", code=0))
-    api.say("r50-launcher-2", "four")
+    api.append_log("r50-launcher-2", "four")
     api.open_logs.remove("r50-launcher-2")
     lines = following.end()
     assert following.of_ranks() == ["one", "two", "three", "four"]
@@ -120,16 +121,17 @@ def test_follow_goes_on_over_a_killed_launcher(api: FakeKube) -> None:
 def test_follow_survives_an_api_that_restarts_and_repeats_no_line(api: FakeKube) -> None:
     api.add(mpijob("Created", "Running"), launcher(1))
     api.open_logs.add("r50-launcher-1")
-    api.say("r50-launcher-1", *(f"line {number}" for number in range(50)))
+    api.append_log("r50-launcher-1", *(f"line {number}" for number in range(50)))
     following = Following()
     following.shows("line 49")
     api.stop()
     following.shows("cannot be reached")
-    api.say("r50-launcher-1", *(f"line {number}" for number in range(50, 100)))  # in the same second as those before
+    # In the same second as those before.
+    api.append_log("r50-launcher-1", *(f"line {number}" for number in range(50, 100)))
     api.start()
     following.shows("answers again")
     following.shows("line 99")
-    api.say("r50-launcher-1", "last", second=5)
+    api.append_log("r50-launcher-1", "last", second=5)
     api.add(mpijob("Created", "Succeeded", completed=True), launcher(1, phase="Succeeded", code=0))
     api.open_logs.clear()
     following.end()
@@ -157,13 +159,13 @@ def test_ranks_that_are_silent_for_long_cause_no_alarm(api: FakeKube, monkeypatc
     monkeypatch.setattr(kube, "SILENCE_S", 1.5)  # longer than a busy API takes to begin its answer
     api.add(mpijob("Created", "Running"), launcher(1))
     api.open_logs.add("r50-launcher-1")
-    api.say("r50-launcher-1", "one")
+    api.append_log("r50-launcher-1", "one")
     following = Following()
     following.shows("one")
     asked = len(api.requests)
     while len([one for one in api.requests[asked:] if "/log?" in one[1]]) < 3:
         time.sleep(0.02)
-    api.say("r50-launcher-1", "two", second=9)
+    api.append_log("r50-launcher-1", "two", second=9)
     following.shows("two")
     api.add(mpijob("Created", "Succeeded", completed=True), launcher(1, phase="Succeeded", code=0))
     api.open_logs.clear()
@@ -176,7 +178,7 @@ def test_follow_says_what_a_waiting_job_waits_for_and_then_shows_it(api: FakeKub
     following.shows("[launch]: pending: 0 of 2 workers are ready")
     api.add(launcher(1, phase="Pending"))
     following.shows("[launch]: pending: starts")
-    api.say("r50-launcher-1", "all")  # in the order in which it happens: who follows looks at any moment
+    api.append_log("r50-launcher-1", "all")  # in the order in which it happens: who follows looks at any moment
     api.add(launcher(1, phase="Succeeded", code=0))
     api.add(mpijob("Created", "Succeeded", completed=True))
     assert "all" in following.end()
@@ -186,7 +188,7 @@ def test_follow_ends_when_the_job_is_cancelled_and_says_so(api: FakeKube) -> Non
     job, pod = mpijob("Created", "Running"), launcher(1)
     api.add(job, pod, helm_record("r50", {}))
     api.open_logs.add("r50-launcher-1")
-    api.say("r50-launcher-1", "one")
+    api.append_log("r50-launcher-1", "one")
     following = Following()
     following.shows("one")
     api.remove(job)
@@ -201,7 +203,7 @@ def test_follow_says_that_a_log_on_a_dead_node_cannot_be_read(api: FakeKube) -> 
     following = Following()
     following.shows("the log of pod r50-launcher-1 cannot be read")
     api.remove(launcher(1))
-    api.say("r50-launcher-2", "two")
+    api.append_log("r50-launcher-2", "two")
     api.add(launcher(2, phase="Succeeded", code=0))
     following.shows("two")
     api.add(mpijob("Created", "Succeeded", completed=True))

@@ -10,7 +10,6 @@ from typing import Any
 
 import bcrypt
 import pytest
-from portforward_api import PortForwardApi
 
 from maskfleet.errors import LaunchError
 from maskfleet.launch.eks.notebook import (
@@ -25,6 +24,7 @@ from maskfleet.launch.eks.notebook import (
 from maskfleet.launch.job import JobHandle
 from maskfleet.system.deploy_files import deploy_path
 from maskfleet.system.kube.client import Kube
+from maskfleet.system.kube.fake import FakeKube
 from maskfleet.system.process import Finished, RecordingShell
 from tools import run_tool
 
@@ -238,8 +238,8 @@ def certificate(tmp_path: Path) -> str:
 def test_the_fingerprint_is_the_one_that_browsers_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, certificate: str
 ) -> None:
-    with PortForwardApi() as api:
-        monkeypatch.setenv("KUBECONFIG", str(api.write_kubeconfig(tmp_path / "kubeconfig")))
+    with FakeKube(tmp_path) as api:
+        monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig))
         data = {"data": {"tls.crt": base64.b64encode(certificate.encode()).decode()}}
         api.objects["/api/v1/namespaces/kubeflow/secrets/r50-notebook-tls"] = data
         with Kube(context=None, namespace="kubeflow") as kube:

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_kube import FakeKube, helm_record
+from eks_world import helm_record
 
 from maskfleet.errors import LaunchError
 from maskfleet.launch.backend import backend_of
 from maskfleet.launch.job import JobHandle, JobState
 from maskfleet.system.kube.client import ApiError
+from maskfleet.system.kube.fake import FakeKube
+from ports import free_port
 
 CASES = Path(__file__).parent / "cases"
 HANDLE = JobHandle("eks", "kubeflow", "r50")
@@ -25,7 +27,7 @@ HANDLE = JobHandle("eks", "kubeflow", "r50")
 
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKube]:
-    fake = FakeKube(tmp_path)
+    fake = FakeKube(tmp_path, port=free_port())
     monkeypatch.setenv("KUBECONFIG", str(fake.kubeconfig))
     yield fake
     fake.stop()
@@ -36,7 +38,7 @@ def filled(api: FakeKube, name: str) -> dict[str, Any]:
     case: dict[str, Any] = json.loads((CASES / f"{name}.json").read_text())
     api.add(*case["things"])
     for pod, lines in case["logs"].items():
-        api.say(pod, *lines)
+        api.append_log(pod, *lines)
     return case
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from eks_world import IMAGE, claim, fit_cluster, mpijob
-from fake_kube import FakeKube, helm_record
+from eks_world import IMAGE, claim, fit_cluster, helm_record, mpijob
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -27,7 +26,9 @@ from maskfleet.launch.eks.values import values_text
 from maskfleet.launch.job import JobHandle, Rendered, job_for
 from maskfleet.launch.slots import slots_for
 from maskfleet.system.deploy_files import deploy_path
+from maskfleet.system.kube.fake import FakeKube
 from maskfleet.system.process import Finished, RecordingShell
+from ports import free_port
 from tools import tool
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -36,7 +37,7 @@ HANDLE = JobHandle("eks", "kubeflow", "r50")
 
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKube]:
-    fake = fit_cluster(FakeKube(tmp_path))
+    fake = fit_cluster(FakeKube(tmp_path, port=free_port()))
     monkeypatch.setenv("KUBECONFIG", str(fake.kubeconfig))
     yield fake
     fake.stop()

@@ -18,11 +18,11 @@ import pytest
 from typer.testing import CliRunner
 
 from maskfleet.cli.main import app
-from maskfleet.errors import LaunchError
+from maskfleet.errors import ConnectionBrokenError, LaunchError
 from maskfleet.launch.files import handles as files_module
 from maskfleet.launch.files.agent import DRAFT
 from maskfleet.launch.files.handles import files_at
-from maskfleet.launch.files.transfer import AGENT, BrokenError, Fetched, Stream, Volume
+from maskfleet.launch.files.transfer import AGENT, Fetched, Stream, Volume
 from maskfleet.launch.job import JobHandle
 
 
@@ -144,7 +144,7 @@ async def _cut(limit: list[int]) -> AsyncIterator[Stream]:
                 limit[0] -= len(data)
                 if limit[0] < 0:
                     limit.clear()
-                    raise BrokenError("cut", remedy="")
+                    raise ConnectionBrokenError("cut", remedy="")
             return data
 
         async def write(self, data: bytes) -> None:
@@ -152,7 +152,7 @@ async def _cut(limit: list[int]) -> AsyncIterator[Stream]:
                 limit[0] -= len(data)
                 if limit[0] < 0:
                     limit.clear()
-                    raise BrokenError("cut", remedy="")
+                    raise ConnectionBrokenError("cut", remedy="")
             await self._inner.write(data)
 
     async with files_module._local_agent() as stream:
@@ -194,10 +194,10 @@ def test_a_connection_that_always_breaks_is_an_error_in_the_end(root: Path, tmp_
             async with files_module._local_agent() as stream:
                 yield stream
             return
-        raise BrokenError("cut", remedy="try again")
+        raise ConnectionBrokenError("cut", remedy="try again")
         yield
 
-    with pytest.raises(BrokenError, match="cut"):
+    with pytest.raises(ConnectionBrokenError, match="cut"):
         fetched(root, "logs/r50", tmp_path / "here", never)
     assert len(opened) == 6
 

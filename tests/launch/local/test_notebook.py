@@ -24,13 +24,14 @@ from typing import Any
 
 import bcrypt
 import pytest
-from portforward_api import PortForwardApi, pod
+from forwarded_pods import pod, set_pods
 from typer.testing import CliRunner
 
 from maskfleet.cli.main import app
 from maskfleet.errors import LaunchError
 from maskfleet.launch.local import notebook as notebook_local
 from maskfleet.launch.local.notebook import LocalServers, placed_notebooks, servers_for
+from maskfleet.system.kube.fake import FakeKube
 from ports import free_port
 from tools import ROOT
 
@@ -63,7 +64,7 @@ print({run!r})
 class World:
     """A helm that only notes what it is told, and an API with one pod that echoes."""
 
-    api: PortForwardApi
+    api: FakeKube
     log: Path
     env: dict[str, str]
     port: int
@@ -85,11 +86,11 @@ def world(tmp_path: Path) -> Iterator[World]:
     log.touch()
     helm.write_text(HELM.format(python=sys.executable, log=str(log), run=json.dumps(RUN)))
     helm.chmod(0o755)
-    with PortForwardApi() as api, echo_server() as echo:
-        api.pods, api.targets = [pod("nb-1")], {"nb-1": echo}
+    labels = {"app.kubernetes.io/name": "maskfleet-notebook", "app.kubernetes.io/instance": "r50-notebook"}
+    with FakeKube(tmp_path) as api, echo_server() as echo:
+        set_pods(api, pod("nb-1", labels=labels), ports={"nb-1": echo})
         port = free_port()
-        config = api.write_kubeconfig(tmp_path / "kubeconfig")
-        env = {**os.environ, "PATH": f"{helm.parent}:{os.environ['PATH']}", "KUBECONFIG": str(config)}
+        env = {**os.environ, "PATH": f"{helm.parent}:{os.environ['PATH']}", "KUBECONFIG": str(api.kubeconfig)}
         command = [sys.executable, "-c", START, "eks://kubeflow/r50", "--port", str(port), "--no-browser"]
         yield World(api, log, env, port, command)
 

@@ -1,4 +1,4 @@
-"""127.0.0.1 carried to a pod's port over a Kubernetes API that dies, comes back, refuses, and changes its pods."""
+"""A port of 127.0.0.1 forwarded to a pod over a Kubernetes API that dies, restarts, refuses, and changes its pods."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from portforward_api import PortForwardApi, pod
+from forwarded_pods import pod, set_pods
 
 from maskfleet.errors import LaunchError
 from maskfleet.system.kube import port_forward as forward_module
 from maskfleet.system.kube.client import Kube
-from maskfleet.system.kube.port_forward import Forward, bound_socket, seen_of
+from maskfleet.system.kube.fake import FakeKube
+from maskfleet.system.kube.port_forward import PortForward, bound_socket, choose_pod
+from ports import free_port
 
 
 @contextlib.contextmanager
@@ -85,10 +87,10 @@ def until(true: Callable[[], bool], what: object = None) -> None:
 
 
 @pytest.fixture
-def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PortForwardApi]:
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKube]:
     monkeypatch.setattr(forward_module, "POLL_S", 0.05)
-    with PortForwardApi() as server:
-        monkeypatch.setenv("KUBECONFIG", str(server.write_kubeconfig(tmp_path / "kubeconfig")))
+    with FakeKube(tmp_path, port=free_port()) as server:
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         yield server
 
 
@@ -105,7 +107,7 @@ def forwarding() -> Iterator[Forwarding]:
                 current = asyncio.current_task()
                 assert current is not None
                 task.append((asyncio.get_running_loop(), current))
-                carrier = Forward(kube, selector="a=b", port=8443, say=state.said.append, on_ready=state.ready.set)
+                carrier = PortForward(kube, selector="a=b", port=8443, say=state.said.append, on_ready=state.ready.set)
                 await carrier.serve(listener)
 
             try:
@@ -128,9 +130,9 @@ def forwarding() -> Iterator[Forwarding]:
         assert not thread.is_alive()
 
 
-def test_bytes_go_both_ways_on_several_connections_at_once(api: PortForwardApi) -> None:
+def test_bytes_go_both_ways_on_several_connections_at_once(api: FakeKube) -> None:
     with answering(b"a:") as port, forwarding() as forward:
-        api.pods, api.targets = [pod("a")], {"a": port}
+        set_pods(api, pod("a"), ports={"a": port})
         assert forward.ready.wait(60)
         with contextlib.ExitStack() as stack:
             open_ones = [
@@ -142,33 +144,33 @@ def test_bytes_go_both_ways_on_several_connections_at_once(api: PortForwardApi) 
         big = b"x" * 3_000_000
         assert forward.ask(big) == b"a:" + big + b"\n"
         assert forward.said == ["there is no pod; waiting for one", "a is ready"] or forward.said == ["a is ready"]
-        assert any("labelSelector=a" in path for path in api.asked)
+        assert any("labelSelector=a" in path for _, path in api.requests)
 
 
-def test_another_pod_takes_over(api: PortForwardApi) -> None:
+def test_another_pod_takes_over(api: FakeKube) -> None:
     with answering(b"a:") as first, answering(b"b:") as second, forwarding() as forward:
-        api.pods, api.targets = [pod("a")], {"a": first}
+        set_pods(api, pod("a"), ports={"a": first})
         assert forward.ready.wait(60)
         assert forward.ask(b"1") == b"a:1\n"
-        api.pods, api.targets = [], {}
+        set_pods(api, ports={})
         forward.until_said("there is no pod")
-        api.pods, api.targets = [pod("b")], {"b": second}
+        set_pods(api, pod("b"), ports={"b": second})
         forward.until_said("b is ready")
         assert forward.ask(b"2") == b"b:2\n"
 
 
-def test_a_connection_waits_for_the_pod(api: PortForwardApi) -> None:
+def test_a_connection_waits_for_the_pod(api: FakeKube) -> None:
     with answering(b"a:") as port, forwarding() as forward:
         forward.until_said("there is no pod")
         with socket.create_connection(("127.0.0.1", forward.port), timeout=60) as early:
             early.sendall(b"early\n")
-            api.pods, api.targets = [pod("a")], {"a": port}
+            set_pods(api, pod("a"), ports={"a": port})
             assert early.makefile("rb").readline() == b"a:early\n"
 
 
-def test_the_api_may_restart(api: PortForwardApi) -> None:
+def test_the_api_may_restart(api: FakeKube) -> None:
     with answering(b"a:") as port, forwarding() as forward:
-        api.pods, api.targets = [pod("a")], {"a": port}
+        set_pods(api, pod("a"), ports={"a": port})
         assert forward.ready.wait(60)
         with socket.create_connection(("127.0.0.1", forward.port), timeout=60) as cut:
             cut.sendall(b"1\n")
@@ -183,17 +185,17 @@ def test_the_api_may_restart(api: PortForwardApi) -> None:
         assert forward.said.count("a is ready") == 2
 
 
-def test_a_pod_that_vanished_between_two_looks_fails_one_connection_only(api: PortForwardApi) -> None:
+def test_a_pod_that_vanished_between_two_looks_fails_one_connection_only(api: FakeKube) -> None:
     with answering(b"a:") as port, forwarding() as forward:
-        api.pods, api.targets = [pod("a")], {}
+        set_pods(api, pod("a"), ports={})
         assert forward.ready.wait(60)
         assert forward.ask(b"1") == b""
         forward.until_said("a connection to a failed")
-        api.targets = {"a": port}
+        api.ports = {"a": port}
         assert forward.ask(b"2") == b"a:2\n"
 
 
-def test_a_refusal_that_no_patience_mends_ends_it(api: PortForwardApi) -> None:
+def test_a_refusal_that_retrying_does_not_fix_ends_it(api: FakeKube) -> None:
     api.refusal = 403
     with forwarding() as forward:
         until(lambda: bool(forward.error))
@@ -228,19 +230,19 @@ CRASHED = {
     ("pods", "words"),
     [
         ([], "there is no pod"),
-        ([{"metadata": {"name": "n"}, "status": UNSCHEDULED}], "n waits for a node: 0/3 nodes are available"),
+        ([{"metadata": {"name": "n"}, "status": UNSCHEDULED}], "n is waiting for a node: 0/3 nodes are available"),
         ([{"metadata": {"name": "n"}, "status": PULLING}], "n: jupyter cannot start: ImagePullBackOff: no x"),
-        ([{"metadata": {"name": "n"}, "status": CRASHED}], "n: proxy ended with 2 (Error); `kubectl logs n -c proxy"),
+        ([{"metadata": {"name": "n"}, "status": CRASHED}], "n: proxy exited with 2 (Error); see `kubectl logs n"),
         ([{"metadata": {"name": "n"}, "status": {}}], "n is starting"),
         ([{**pod("n"), "metadata": {"name": "n", "deletionTimestamp": "now"}}], "there is no pod"),
     ],
 )
 def test_waiting_is_explained(pods: list[dict[str, Any]], words: str) -> None:
-    seen = seen_of(pods)
-    assert seen.pod is None
-    assert seen.words.startswith(words)
+    choice = choose_pod(pods)
+    assert choice.pod is None
+    assert choice.message.startswith(words)
 
 
 def test_a_ready_pod_is_preferred_to_one_that_ends() -> None:
     ending = {**pod("old"), "metadata": {"name": "old", "deletionTimestamp": "now"}}
-    assert seen_of([ending, pod("slow", ready=False), pod("new")]).pod == "new"
+    assert choose_pod([ending, pod("slow", ready=False), pod("new")]).pod == "new"

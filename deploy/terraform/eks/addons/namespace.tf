@@ -1,4 +1,4 @@
-# Another cluster behind a stale endpoint, or another account behind the profile, ends here and not in the releases.
+# Detects a stale endpoint or a profile of another account before anything is installed.
 data "aws_eks_cluster" "this" {
   name = var.cluster_id
 
@@ -43,7 +43,7 @@ resource "kubernetes_service_account_v1" "data" {
     annotations = each.value == "" ? {} : { "eks.amazonaws.com/role-arn" = each.value }
   }
 
-  # AWS's token is mounted by its webhook; jobs have no business with the Kubernetes API.
+  # AWS's webhook mounts its own token; jobs do not need the Kubernetes API.
   automount_service_account_token = false
 
   lifecycle {

@@ -1,4 +1,4 @@
-# Order of deletion matters as much as that of creation: the pools go while Karpenter can still end their nodes.
+# The order of deletion matters too: the pools are deleted while Karpenter can still terminate their nodes.
 
 resource "helm_release" "karpenter_crd" {
   name             = "karpenter-crd"
@@ -32,7 +32,7 @@ resource "helm_release" "gpu_nodes" {
   namespace   = var.karpenter_namespace
   chart       = "${local.charts}/gpu-nodes"
   max_history = 5
-  # Karpenter drains and ends the pools' nodes before the pools are gone.
+  # Karpenter drains and terminates the nodes of the pools before the pools are deleted.
   timeout = 1800
   values  = [yamlencode(local.values.gpu_nodes)]
 

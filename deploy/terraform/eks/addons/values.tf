@@ -1,4 +1,4 @@
-# The values of every chart. Nothing here needs a provider, so that a test can ask Terraform for exactly these.
+# The values of every chart. Nothing here needs a provider, so that a test can evaluate them with Terraform alone.
 
 locals {
   charts    = "${path.module}/../../../helm"
@@ -33,7 +33,7 @@ locals {
         efa_az            = var.efa_az
         root_volume       = { gib = var.node_volume_size }
         tags              = var.node_tags
-        # Only the drivers that ../aws installed take their taint away again.
+        # Only the drivers that ../aws installed remove their startup taint.
         startup_taints = { efs = var.efs_id != "", fsx = var.fsx_id != "" }
         general = merge(
           { gpu_limit = var.gpu_limit },

@@ -1,4 +1,4 @@
-# What to install, and how the GPU nodes are. Versions are pinned; raise them one at a time.
+# What to install, and the configuration of GPU nodes. Versions are pinned; raise them one at a time.
 
 variable "karpenter_version" {
   description = "Version of Karpenter and of its CRDs."
@@ -7,51 +7,51 @@ variable "karpenter_version" {
 
   validation {
     condition     = can(regex("^1\\.[0-9]+\\.[0-9]+$", var.karpenter_version))
-    error_message = "karpenter_version is a version 1.x.y, without v: the node pools are of its v1 API."
+    error_message = "karpenter_version must be a version 1.x.y, without v: the node pools are of its v1 API."
   }
 }
 
 variable "karpenter_capacity_type" {
-  description = "How Karpenter buys GPU nodes: on-demand or spot."
+  description = "Capacity type of GPU nodes: on-demand or spot."
   type        = string
   default     = "on-demand"
 
   validation {
     condition     = contains(["on-demand", "spot"], var.karpenter_capacity_type)
-    error_message = "karpenter_capacity_type is on-demand or spot."
+    error_message = "karpenter_capacity_type must be on-demand or spot."
   }
 }
 
 variable "karpenter_consolidate_after" {
-  description = "How long a GPU node may be empty before it goes, or Never."
+  description = "How long a GPU node may be empty before it is terminated, or Never."
   type        = string
   default     = "600s"
 
   validation {
     condition     = can(regex("^(([0-9]+(s|m|h))+|Never)$", var.karpenter_consolidate_after))
-    error_message = "karpenter_consolidate_after is a duration, such as 600s or 1h30m, or Never."
+    error_message = "karpenter_consolidate_after must be a duration, such as 600s or 1h30m, or Never."
   }
 }
 
 variable "gpu_ami_alias" {
-  description = "Image of GPU nodes: EKS's AL2023 by release; empty takes the one of the chart gpu-nodes."
+  description = "Image of GPU nodes: EKS's AL2023 by release; empty uses the one of the chart gpu-nodes."
   type        = string
   default     = ""
 
   validation {
     condition     = can(regex("^(al2023@(v[0-9]{8}|latest))?$", var.gpu_ami_alias))
-    error_message = "gpu_ami_alias is al2023@vYYYYMMDD, al2023@latest, or empty."
+    error_message = "gpu_ami_alias must be al2023@vYYYYMMDD, al2023@latest, or empty."
   }
 }
 
 variable "gpu_limit" {
-  description = "Most GPUs that each pool may have at once."
+  description = "Maximum number of GPUs in each pool."
   type        = number
   default     = 1024
 
   validation {
     condition     = var.gpu_limit >= 0 && var.gpu_limit <= 100000 && floor(var.gpu_limit) == var.gpu_limit
-    error_message = "gpu_limit is a whole number from 0 to 100000."
+    error_message = "gpu_limit must be a whole number from 0 to 100000."
   }
 }
 
@@ -62,29 +62,29 @@ variable "node_volume_size" {
 
   validation {
     condition     = var.node_volume_size >= 50 && var.node_volume_size <= 16384 && floor(var.node_volume_size) == var.node_volume_size
-    error_message = "node_volume_size is a whole number from 50 to 16384."
+    error_message = "node_volume_size must be a whole number from 50 to 16384."
   }
 }
 
 variable "gpu_instances" {
-  description = "Instance types of the general pool; empty takes those of the chart gpu-nodes (all known ones without EFA)."
+  description = "Instance types of the general pool; empty uses those of the chart gpu-nodes (all known ones without EFA)."
   type        = list(string)
   default     = []
 
   validation {
     condition     = alltrue([for one in var.gpu_instances : can(regex("^[a-z][a-z0-9-]*\\.[a-z0-9-]+$", one))])
-    error_message = "gpu_instances are EC2 instance types, such as g5.xlarge."
+    error_message = "gpu_instances must be EC2 instance types, such as g5.xlarge."
   }
 }
 
 variable "efa_instances" {
-  description = "Instance types of the EFA pool; empty takes those of the chart gpu-nodes (all known ones with EFA)."
+  description = "Instance types of the EFA pool; empty uses those of the chart gpu-nodes (all known ones with EFA)."
   type        = list(string)
   default     = []
 
   validation {
     condition     = alltrue([for one in var.efa_instances : can(regex("^[a-z][a-z0-9-]*\\.[a-z0-9-]+$", one))])
-    error_message = "efa_instances are EC2 instance types, such as p5.48xlarge."
+    error_message = "efa_instances must be EC2 instance types, such as p5.48xlarge."
   }
 }
 
@@ -95,7 +95,7 @@ variable "capacity_reservations" {
 
   validation {
     condition     = alltrue([for one in var.capacity_reservations : can(regex("^cr-[0-9a-z]+$", one))])
-    error_message = "capacity_reservations are ids, such as cr-0123456789abcdef0."
+    error_message = "capacity_reservations must be ids, such as cr-0123456789abcdef0."
   }
 }
 
@@ -112,7 +112,7 @@ variable "node_tags" {
 
   validation {
     condition     = alltrue([for key, value in var.node_tags : key != "" && value != "" && !startswith(lower(key), "aws:")])
-    error_message = "node_tags has keys and values that are not empty; keys do not begin with aws:."
+    error_message = "node_tags must have keys and values that are not empty; keys must not start with aws:."
   }
 }
 
@@ -123,7 +123,7 @@ variable "nvidia_plugin_version" {
 
   validation {
     condition     = can(regex("^[0-9]+\\.[0-9]+\\.[0-9]+$", var.nvidia_plugin_version))
-    error_message = "nvidia_plugin_version is a version, such as 0.18.0, without v."
+    error_message = "nvidia_plugin_version must be a version, such as 0.18.0, without v."
   }
 }
 
@@ -134,7 +134,7 @@ variable "efa_plugin_version" {
 
   validation {
     condition     = can(regex("^v[0-9]+\\.[0-9]+\\.[0-9]+$", var.efa_plugin_version))
-    error_message = "efa_plugin_version is a version with v, such as v0.5.29."
+    error_message = "efa_plugin_version must be a version with v, such as v0.5.29."
   }
 }
 
@@ -145,7 +145,7 @@ variable "autoscaler_version" {
 
   validation {
     condition     = can(regex("^9\\.[0-9]+\\.[0-9]+$", var.autoscaler_version))
-    error_message = "autoscaler_version is a version 9.x.y of the chart."
+    error_message = "autoscaler_version must be a version 9.x.y of the chart."
   }
 }
 
@@ -156,7 +156,7 @@ variable "load_balancer_controller_version" {
 
   validation {
     condition     = can(regex("^[0-9]+\\.[0-9]+\\.[0-9]+$", var.load_balancer_controller_version))
-    error_message = "load_balancer_controller_version is a version, such as 1.17.1."
+    error_message = "load_balancer_controller_version must be a version, such as 1.17.1."
   }
 }
 
@@ -173,7 +173,7 @@ variable "metrics_server_version" {
 
   validation {
     condition     = can(regex("^[0-9]+\\.[0-9]+\\.[0-9]+$", var.metrics_server_version))
-    error_message = "metrics_server_version is a version, such as 3.13.0."
+    error_message = "metrics_server_version must be a version, such as 3.13.0."
   }
 }
 
@@ -190,45 +190,45 @@ variable "kueue_version" {
 
   validation {
     condition     = can(regex("^[0-9]+\\.[0-9]+\\.[0-9]+$", var.kueue_version))
-    error_message = "kueue_version is a version, such as 0.17.2."
+    error_message = "kueue_version must be a version, such as 0.17.2."
   }
 }
 
 variable "mpi_operator_image" {
-  description = "Repository of mpi-operator's image, such as a mirror in ECR; empty takes the one of the chart."
+  description = "Repository of mpi-operator's image, such as a mirror in ECR; empty uses the one of the chart."
   type        = string
   default     = ""
 
   validation {
     condition     = can(regex("^([a-z0-9]+([._:/-]+[a-z0-9]+)*)?$", var.mpi_operator_image))
-    error_message = "mpi_operator_image is a repository without a tag, or empty."
+    error_message = "mpi_operator_image must be a repository without a tag, or empty."
   }
 }
 
 variable "mpi_operator_version" {
-  description = "Tag of mpi-operator's image; empty takes the chart's."
+  description = "Tag of mpi-operator's image; empty uses the chart's."
   type        = string
   default     = ""
 
   validation {
     condition     = can(regex("^(v?0\\.([6-9]|[1-9][0-9])\\.[0-9]+)?$", var.mpi_operator_version))
-    error_message = "mpi_operator_version is 0.6 or newer, such as 0.8.2: older ones start the launcher before its workers."
+    error_message = "mpi_operator_version must be 0.6 or newer, such as 0.8.2: older ones start the launcher before its workers."
   }
 }
 
 variable "mpi_operator_digest" {
-  description = "sha256:… of mpi-operator's image, which then wins over the tag."
+  description = "sha256:… of mpi-operator's image, which overrides the tag."
   type        = string
   default     = ""
 
   validation {
     condition     = can(regex("^(sha256:[0-9a-f]{64})?$", var.mpi_operator_digest))
-    error_message = "mpi_operator_digest is sha256: and 64 hexadecimal digits, or empty."
+    error_message = "mpi_operator_digest must be sha256: and 64 hexadecimal digits, or empty."
   }
 }
 
 variable "mpi_operator_all_namespaces" {
-  description = "Whether mpi-operator serves all namespaces, with rights in all; otherwise kubeflow_namespace alone."
+  description = "Whether mpi-operator serves all namespaces, with permissions in all; otherwise only kubeflow_namespace."
   type        = bool
   default     = false
 }

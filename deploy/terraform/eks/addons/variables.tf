@@ -1,4 +1,4 @@
-# Outputs of ../aws, by the same names. Empty where ../aws did not make the thing.
+# Outputs of ../aws with the same names; empty if ../aws did not create the resource.
 
 variable "region" {
   description = "AWS region of the cluster."
@@ -6,18 +6,18 @@ variable "region" {
 
   validation {
     condition     = can(regex("^[a-z]{2}(-[a-z]+)+-[0-9]$", var.region))
-    error_message = "region is the code of an AWS region, such as us-east-1."
+    error_message = "region must be the code of an AWS region, such as us-east-1."
   }
 }
 
 variable "profile" {
-  description = "Profile of the AWS configuration to use; empty takes the credentials of the environment."
+  description = "Profile of the AWS configuration to use; empty uses the credentials of the environment."
   type        = string
   default     = ""
 
   validation {
     condition     = can(regex("^[A-Za-z0-9_.@+=,-]*$", var.profile))
-    error_message = "profile is the name of a profile in the AWS configuration, or empty."
+    error_message = "profile must be the name of a profile in the AWS configuration, or empty."
   }
 }
 
@@ -27,17 +27,17 @@ variable "cluster_id" {
 
   validation {
     condition     = can(regex("^[0-9A-Za-z][0-9A-Za-z_-]{0,99}$", var.cluster_id))
-    error_message = "cluster_id is the name of an EKS cluster."
+    error_message = "cluster_id must be the name of an EKS cluster."
   }
 }
 
 variable "cluster_version" {
-  description = "Kubernetes version of the cluster; the Cluster Autoscaler is taken for the same one."
+  description = "Kubernetes version of the cluster; the Cluster Autoscaler has the same one."
   type        = string
 
   validation {
     condition     = can(regex("^1\\.[0-9]{2}$", var.cluster_version))
-    error_message = "cluster_version is a minor version, such as 1.35."
+    error_message = "cluster_version must be a minor version, such as 1.35."
   }
 }
 
@@ -47,7 +47,7 @@ variable "cluster_endpoint" {
 
   validation {
     condition     = can(regex("^https://[A-Za-z0-9.-]+(:[0-9]+)?/?$", var.cluster_endpoint))
-    error_message = "cluster_endpoint is an https URL."
+    error_message = "cluster_endpoint must be an https URL."
   }
 }
 
@@ -57,7 +57,7 @@ variable "cluster_ca" {
 
   validation {
     condition     = can(regex("^-----BEGIN CERTIFICATE-----", base64decode(var.cluster_ca)))
-    error_message = "cluster_ca is a PEM certificate in base64."
+    error_message = "cluster_ca must be a PEM certificate in base64."
   }
 }
 
@@ -68,7 +68,7 @@ variable "cluster_vpc" {
 
   validation {
     condition     = can(regex("^(vpc-[0-9a-f]+)?$", var.cluster_vpc))
-    error_message = "cluster_vpc is the id of a VPC, or empty."
+    error_message = "cluster_vpc must be the id of a VPC, or empty."
   }
 }
 
@@ -78,7 +78,7 @@ variable "node_role_name" {
 
   validation {
     condition     = can(regex("^[\\w+=,.@-]{1,64}$", var.node_role_name))
-    error_message = "node_role_name is the name of an IAM role, not its ARN."
+    error_message = "node_role_name must be the name of an IAM role, not its ARN."
   }
 }
 
@@ -89,7 +89,7 @@ variable "karpenter_namespace" {
 
   validation {
     condition     = can(regex("^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", var.karpenter_namespace))
-    error_message = "karpenter_namespace is the name of a namespace."
+    error_message = "karpenter_namespace must be the name of a namespace."
   }
 }
 
@@ -99,7 +99,7 @@ variable "karpenter_role_arn" {
 
   validation {
     condition     = can(regex("^arn:aws[a-z-]*:iam::[0-9]{12}:role/.+$", var.karpenter_role_arn))
-    error_message = "karpenter_role_arn is the ARN of an IAM role."
+    error_message = "karpenter_role_arn must be the ARN of an IAM role."
   }
 }
 
@@ -109,7 +109,7 @@ variable "karpenter_queue" {
 
   validation {
     condition     = can(regex("^[A-Za-z0-9_-]{1,80}$", var.karpenter_queue))
-    error_message = "karpenter_queue is the name of an SQS queue, not its URL."
+    error_message = "karpenter_queue must be the name of an SQS queue, not its URL."
   }
 }
 
@@ -119,7 +119,7 @@ variable "autoscaler_role_arn" {
 
   validation {
     condition     = can(regex("^arn:aws[a-z-]*:iam::[0-9]{12}:role/.+$", var.autoscaler_role_arn))
-    error_message = "autoscaler_role_arn is the ARN of an IAM role."
+    error_message = "autoscaler_role_arn must be the ARN of an IAM role."
   }
 }
 
@@ -130,12 +130,12 @@ variable "load_balancer_role_arn" {
 
   validation {
     condition     = can(regex("^(arn:aws[a-z-]*:iam::[0-9]{12}:role/.+)?$", var.load_balancer_role_arn))
-    error_message = "load_balancer_role_arn is the ARN of an IAM role, or empty."
+    error_message = "load_balancer_role_arn must be the ARN of an IAM role, or empty."
   }
 }
 
 variable "kubeflow_namespace" {
-  description = "Namespace of training jobs; made here, with Pod Security restricted."
+  description = "Namespace of training jobs; created here, with Pod Security restricted."
   type        = string
   default     = "kubeflow"
 
@@ -144,7 +144,7 @@ variable "kubeflow_namespace" {
       can(regex("^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", var.kubeflow_namespace)) &&
       !contains(["default", "kube-system", "kube-public", "kube-node-lease"], var.kubeflow_namespace)
     )
-    error_message = "kubeflow_namespace is the name of a namespace that is not one of Kubernetes' own."
+    error_message = "kubeflow_namespace must be the name of a namespace that is not one of Kubernetes' own."
   }
 }
 
@@ -155,18 +155,18 @@ variable "trainer_role_arn" {
 
   validation {
     condition     = can(regex("^(arn:aws[a-z-]*:iam::[0-9]{12}:role/.+)?$", var.trainer_role_arn))
-    error_message = "trainer_role_arn is the ARN of an IAM role, or empty."
+    error_message = "trainer_role_arn must be the ARN of an IAM role, or empty."
   }
 }
 
 variable "trainer_service_accounts" {
-  description = "Service accounts to make for training jobs; the role trusts these names only."
+  description = "Service accounts to create for training jobs; the role trusts these names only."
   type        = list(string)
   default     = ["maskfleet-trainer"]
 
   validation {
     condition     = alltrue([for one in var.trainer_service_accounts : can(regex("^[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?$", one))])
-    error_message = "trainer_service_accounts are names of Kubernetes service accounts."
+    error_message = "trainer_service_accounts must be names of Kubernetes service accounts."
   }
 }
 
@@ -177,18 +177,18 @@ variable "staging_role_arn" {
 
   validation {
     condition     = can(regex("^(arn:aws[a-z-]*:iam::[0-9]{12}:role/.+)?$", var.staging_role_arn))
-    error_message = "staging_role_arn is the ARN of an IAM role, or empty."
+    error_message = "staging_role_arn must be the ARN of an IAM role, or empty."
   }
 }
 
 variable "staging_service_accounts" {
-  description = "Service accounts to make for staging jobs; the role trusts these names only."
+  description = "Service accounts to create for staging jobs; the role trusts these names only."
   type        = list(string)
   default     = ["maskfleet-staging"]
 
   validation {
     condition     = alltrue([for one in var.staging_service_accounts : can(regex("^[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?$", one))])
-    error_message = "staging_service_accounts are names of Kubernetes service accounts."
+    error_message = "staging_service_accounts must be names of Kubernetes service accounts."
   }
 }
 
@@ -199,7 +199,7 @@ variable "efs_id" {
 
   validation {
     condition     = can(regex("^(fs-[0-9a-f]{8,40})?$", var.efs_id))
-    error_message = "efs_id is the id of a file system, such as fs-0123456789abcdef0, or empty."
+    error_message = "efs_id must be the id of a file system, such as fs-0123456789abcdef0, or empty."
   }
 }
 
@@ -210,7 +210,7 @@ variable "efs_access_point_id" {
 
   validation {
     condition     = can(regex("^(fsap-[0-9a-f]{8,40})?$", var.efs_access_point_id))
-    error_message = "efs_access_point_id is the id of an access point, such as fsap-0123456789abcdef0, or empty."
+    error_message = "efs_access_point_id must be the id of an access point, such as fsap-0123456789abcdef0, or empty."
   }
 }
 
@@ -221,7 +221,7 @@ variable "fsx_id" {
 
   validation {
     condition     = can(regex("^(fs-[0-9a-f]{8,40})?$", var.fsx_id))
-    error_message = "fsx_id is the id of a file system, such as fs-0123456789abcdef0, or empty."
+    error_message = "fsx_id must be the id of a file system, such as fs-0123456789abcdef0, or empty."
   }
 }
 
@@ -232,7 +232,7 @@ variable "fsx_dns" {
 
   validation {
     condition     = can(regex("^([A-Za-z0-9-]+(\\.[A-Za-z0-9-]+)+)?$", var.fsx_dns))
-    error_message = "fsx_dns is a host name, or empty."
+    error_message = "fsx_dns must be a host name, or empty."
   }
 }
 
@@ -248,12 +248,12 @@ variable "fsx_mount_name" {
 }
 
 variable "efa_az" {
-  description = "Zone of the GPU nodes with EFA; empty makes no pool for them."
+  description = "Zone of the GPU nodes with EFA; empty creates no pool for them."
   type        = string
   default     = ""
 
   validation {
     condition     = can(regex("^([a-z]{2}(-[a-z]+)+-[0-9][a-z])?$", var.efa_az))
-    error_message = "efa_az is an availability zone, such as us-east-1a, or empty."
+    error_message = "efa_az must be an availability zone, such as us-east-1a, or empty."
   }
 }

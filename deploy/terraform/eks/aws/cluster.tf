@@ -10,7 +10,7 @@ resource "aws_kms_alias" "cluster" {
   target_key_id = aws_kms_key.cluster.key_id
 }
 
-# Made before the cluster: EKS would make it without retention and key.
+# Created before the cluster: EKS would create it without retention and key.
 resource "aws_cloudwatch_log_group" "control_plane" {
   name              = "/aws/eks/${var.cluster_name}/cluster"
   retention_in_days = var.log_retention_days
@@ -69,7 +69,7 @@ resource "aws_eks_access_policy_association" "admin" {
   }
 }
 
-# Managed node groups get their entry from EKS; nodes that Karpenter starts do not.
+# EKS creates the access entry of managed node groups, but not that of nodes that Karpenter starts.
 resource "aws_eks_access_entry" "gpu_node" {
   cluster_name  = aws_eks_cluster.this.name
   principal_arn = aws_iam_role.service["gpu_node"].arn
@@ -85,7 +85,7 @@ locals {
   cluster_security_group = aws_eks_cluster.this.vpc_config[0].cluster_security_group_id
 }
 
-# EFA wants a rule from the group to itself for outgoing traffic too; the one to 0.0.0.0/0 does not count.
+# EFA also requires an egress rule from the group to itself; the one to 0.0.0.0/0 is not enough.
 resource "aws_vpc_security_group_egress_rule" "efa" {
   security_group_id            = local.cluster_security_group
   referenced_security_group_id = local.cluster_security_group
@@ -100,7 +100,7 @@ resource "aws_ec2_tag" "karpenter_security_group" {
 }
 
 locals {
-  # Nodes do not become ready without a network: these first.
+  # Nodes do not become ready without a network, so these come first.
   addons_before_nodes = {
     vpc-cni = {
       role          = "vpc_cni"

@@ -1,5 +1,5 @@
 locals {
-  # A missing range leaves a zone out here, so that the VPC's precondition can say which variable is short.
+  # A zone without a range is omitted here, so that the VPC's precondition can name the variable that has too few.
   private_subnets = { for place, az in var.azs : az => var.cidr_private[place] if place < length(var.cidr_private) }
   public_subnets  = { for place, az in var.azs : az => var.cidr_public[place] if place < length(var.cidr_public) }
   nat_azs         = toset(var.nat_gateway_per_az ? var.azs : slice(var.azs, 0, 1))
@@ -11,7 +11,7 @@ locals {
     values(local.private_subnets), values(local.public_subnets), var.control_plane_az == "" ? [] : [var.cidr_control_plane]
   )
   vpc_prefix = tonumber(split("/", var.cidr_vpc)[1])
-  # Two ranges meet if they agree on the shorter of their prefixes.
+  # Two ranges overlap if they agree on the shorter of their prefixes.
   overlaps = flatten([
     for place, one in local.subnet_cidrs : [
       for other in slice(local.subnet_cidrs, place + 1, length(local.subnet_cidrs)) : "${one} and ${other}"
@@ -42,7 +42,7 @@ resource "aws_vpc" "this" {
     }
     precondition {
       condition     = alltrue([for az in local.control_plane_azs : substr(az, 0, length(az) - 1) == var.region])
-      error_message = "azs and control_plane_az are zones of region ${var.region}."
+      error_message = "azs and control_plane_az must be zones of region ${var.region}."
     }
     precondition {
       condition     = length(local.control_plane_azs) >= 2
@@ -50,11 +50,11 @@ resource "aws_vpc" "this" {
     }
     precondition {
       condition     = contains(var.azs, local.efa_az) && contains(var.azs, local.fsx_az)
-      error_message = "efa_az and fsx_az are among azs."
+      error_message = "efa_az and fsx_az must be among azs."
     }
     precondition {
       condition     = length(local.outside) == 0
-      error_message = "cidr_vpc ${var.cidr_vpc} does not hold ${join(", ", local.outside)} of cidr_private, cidr_public or cidr_control_plane."
+      error_message = "cidr_vpc ${var.cidr_vpc} does not contain ${join(", ", local.outside)} of cidr_private, cidr_public or cidr_control_plane."
     }
     precondition {
       condition     = length(local.overlaps) == 0
@@ -63,7 +63,7 @@ resource "aws_vpc" "this" {
   }
 }
 
-# No rules: nothing may use it by accident.
+# Without rules, so that nothing uses it by accident.
 resource "aws_default_security_group" "this" {
   vpc_id = aws_vpc.this.id
 }
@@ -96,7 +96,7 @@ resource "aws_subnet" "public" {
   }
 }
 
-# Without discovery tags: neither nodes nor load balancers come here.
+# Without discovery tags: neither nodes nor load balancers are placed here.
 resource "aws_subnet" "control_plane" {
   count = var.control_plane_az == "" ? 0 : 1
 
@@ -176,7 +176,7 @@ resource "aws_route_table_association" "control_plane" {
   route_table_id = aws_route_table.private[var.azs[0]].id
 }
 
-# Data and image layers come from S3; through here they cost nothing, through NAT they do.
+# Data and image layers come from S3: free through this endpoint, billed through NAT.
 resource "aws_vpc_endpoint" "s3" {
   vpc_id            = aws_vpc.this.id
   service_name      = "com.amazonaws.${var.region}.s3"

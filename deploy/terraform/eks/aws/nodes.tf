@@ -2,7 +2,7 @@ resource "aws_launch_template" "system" {
   name_prefix            = "${var.cluster_name}-system-"
   update_default_version = true
 
-  # Hop limit 1 keeps pods away from the node's role.
+  # Hop limit 1 keeps pods from using the node's role.
   metadata_options {
     http_endpoint               = "enabled"
     http_tokens                 = "required"
@@ -59,7 +59,7 @@ resource "aws_eks_node_group" "system" {
   }
 
   lifecycle {
-    # The Cluster Autoscaler owns it after the first apply.
+    # The Cluster Autoscaler changes it after the first apply.
     ignore_changes = [scaling_config[0].desired_size]
 
     precondition {

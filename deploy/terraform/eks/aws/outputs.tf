@@ -69,7 +69,7 @@ output "efs_dns" {
 }
 
 output "efs_access_point_id" {
-  description = "Access point where user 1000 begins; FILESYSTEM::ACCESSPOINT is the volume handle. Empty without EFS."
+  description = "Access point for user 1000; FILESYSTEM::ACCESSPOINT is the volume handle. Empty without EFS."
   value       = var.efs_enabled ? aws_efs_access_point.fleet[0].id : ""
 }
 
@@ -124,7 +124,7 @@ output "autoscaler_role_arn" {
 }
 
 output "load_balancer_role_arn" {
-  description = "Role of the load-balancer controller, or empty unless it was asked for."
+  description = "Role of the load-balancer controller, or empty without load_balancer_controller_enabled."
   value       = var.load_balancer_controller_enabled ? aws_iam_role.workload["load_balancer"].arn : ""
 }
 
@@ -139,7 +139,7 @@ output "trainer_role_arn" {
 }
 
 output "trainer_service_accounts" {
-  description = "Service accounts that may take the trainer's role."
+  description = "Service accounts that may assume the trainer's role."
   value       = var.trainer_service_accounts
 }
 
@@ -149,6 +149,6 @@ output "staging_role_arn" {
 }
 
 output "staging_service_accounts" {
-  description = "Service accounts that may take the staging role."
+  description = "Service accounts that may assume the staging role."
   value       = var.staging_service_accounts
 }

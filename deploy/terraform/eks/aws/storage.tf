@@ -1,7 +1,7 @@
 locals {
   efs_id = !var.efs_enabled ? "" : var.existing_efs_id == "" ? aws_efs_file_system.this[0].id : var.existing_efs_id
 
-  # Every pod of ours runs as this user and group.
+  # All maskfleet pods run as this user and group.
   fleet_id = 1000
 
   fsx_least_throughput = { SCRATCH_2 = null, PERSISTENT_1 = 50, PERSISTENT_2 = 125 }
@@ -29,7 +29,7 @@ resource "aws_efs_file_system" "this" {
   lifecycle {
     precondition {
       condition     = !(var.efs_performance_mode == "maxIO" && var.efs_throughput_mode == "elastic")
-      error_message = "efs_throughput_mode elastic goes with efs_performance_mode generalPurpose only."
+      error_message = "efs_throughput_mode elastic requires efs_performance_mode generalPurpose."
     }
   }
 }
@@ -50,7 +50,7 @@ resource "aws_efs_file_system_policy" "this" {
   policy         = module.policies.efs_clients
 }
 
-# The root of a file system belongs to root; pods that are not root begin in a folder of their own.
+# The root directory of a file system belongs to root; pods that do not run as root use a directory of their own.
 resource "aws_efs_access_point" "fleet" {
   count = var.efs_enabled ? 1 : 0
 
@@ -119,7 +119,7 @@ resource "aws_fsx_lustre_file_system" "this" {
   subnet_ids                  = [aws_subnet.private[local.fsx_az].id]
   security_group_ids          = [aws_security_group.fsx[0].id]
   kms_key_id                  = local.fsx_persistent && var.storage_kms_key_arn != "" ? var.storage_kms_key_arn : null
-  # A file system that is linked to S3 has no backups: S3 is the copy.
+  # A file system that is linked to S3 cannot have backups: S3 is the copy.
   automatic_backup_retention_days = local.fsx_persistent && !local.fsx_linked ? 7 : null
   skip_final_backup               = !local.fsx_persistent || local.fsx_linked
   tags                            = { Name = var.cluster_name }
@@ -139,12 +139,12 @@ resource "aws_fsx_lustre_file_system" "this" {
   lifecycle {
     precondition {
       condition     = var.fsx_throughput == null || contains(local.fsx_throughputs[var.fsx_deployment_type], coalesce(var.fsx_throughput, 0))
-      error_message = "fsx_throughput ${coalesce(var.fsx_throughput, 0)} does not go with ${var.fsx_deployment_type}: ${local.fsx_persistent ? join(", ", local.fsx_throughputs[var.fsx_deployment_type]) : "leave it null"}."
+      error_message = "fsx_throughput ${coalesce(var.fsx_throughput, 0)} is not valid for ${var.fsx_deployment_type}: ${local.fsx_persistent ? join(", ", local.fsx_throughputs[var.fsx_deployment_type]) : "leave it null"}."
     }
   }
 }
 
-# FSx reads owner and mode of a folder from its S3 object; without it the folder would be root's, and the trainer is not root.
+# FSx reads owner and mode of a directory from its S3 object; without it root would own the directory, and the trainer does not run as root.
 resource "aws_s3_object" "results_folder" {
   #checkov:skip=CKV_AWS_186:an empty folder marker in a bucket whose own default encryption applies
   count = local.fsx_linked ? 1 : 0
@@ -160,7 +160,7 @@ resource "aws_s3_object" "results_folder" {
     file-group       = tostring(local.fleet_id)
   }
 
-  # An object holds ten tags at most.
+  # An S3 object has at most ten tags.
   override_provider {
     default_tags {
       tags = {}
@@ -168,7 +168,7 @@ resource "aws_s3_object" "results_folder" {
   }
 
   lifecycle {
-    # FSx writes the folder back with times added.
+    # FSx writes the object back with timestamps added.
     ignore_changes = [metadata, content_type]
   }
 }
@@ -186,7 +186,7 @@ resource "aws_fsx_data_repository_association" "this" {
     auto_import_policy {
       events = ["NEW", "CHANGED", "DELETED"]
     }
-    # Never DELETED: what a job erases by mistake stays in S3.
+    # Never DELETED: what a job deletes by mistake stays in S3.
     auto_export_policy {
       events = ["NEW", "CHANGED"]
     }
@@ -237,7 +237,7 @@ resource "aws_vpc_security_group_egress_rule" "fsx" {
   description                  = "Lustre to ${each.value.peer}"
 }
 
-# Servers call back; the group of the nodes lets in only itself by default.
+# File servers open connections to clients; by default the nodes' security group allows only itself.
 resource "aws_vpc_security_group_ingress_rule" "lustre_clients" {
   for_each = { for name, ports in local.lustre_ports : name => ports if var.fsx_enabled }
 

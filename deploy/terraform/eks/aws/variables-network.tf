@@ -4,23 +4,23 @@ variable "azs" {
 
   validation {
     condition     = length(var.azs) >= 1 && length(distinct(var.azs)) == length(var.azs)
-    error_message = "azs names at least one availability zone, and none twice."
+    error_message = "azs must name at least one availability zone, and none twice."
   }
 
   validation {
     condition     = alltrue([for az in var.azs : can(regex("^[a-z]{2}(-[a-z]+)+-[0-9][a-z]$", az))])
-    error_message = "azs are names of availability zones, such as us-east-1a."
+    error_message = "azs must be names of availability zones, such as us-east-1a."
   }
 }
 
 variable "control_plane_az" {
-  description = "Second zone for the control plane's network interfaces; needed if azs has one entry, as EKS wants two."
+  description = "Second zone for the control plane's network interfaces; needed if azs has one entry, because EKS requires two."
   type        = string
   default     = ""
 
   validation {
     condition     = var.control_plane_az == "" || can(regex("^[a-z]{2}(-[a-z]+)+-[0-9][a-z]$", var.control_plane_az))
-    error_message = "control_plane_az is the name of an availability zone, or empty."
+    error_message = "control_plane_az must be the name of an availability zone, or empty."
   }
 }
 
@@ -31,29 +31,29 @@ variable "cidr_vpc" {
 
   validation {
     condition     = can(cidrnetmask(var.cidr_vpc)) && try(tonumber(split("/", var.cidr_vpc)[1]) >= 16 && tonumber(split("/", var.cidr_vpc)[1]) <= 24, false)
-    error_message = "cidr_vpc is an IPv4 range from /16 to /24."
+    error_message = "cidr_vpc must be an IPv4 range from /16 to /24."
   }
 }
 
 variable "cidr_private" {
-  description = "Ranges of the private subnets, in the order of azs; nodes and pods live there."
+  description = "Ranges of the private subnets, in the order of azs; for nodes and pods."
   type        = list(string)
   default     = ["192.168.64.0/18", "192.168.128.0/18", "192.168.192.0/18"]
 
   validation {
     condition     = alltrue([for cidr in var.cidr_private : can(cidrnetmask(cidr))])
-    error_message = "cidr_private are IPv4 ranges."
+    error_message = "cidr_private must be IPv4 ranges."
   }
 }
 
 variable "cidr_public" {
-  description = "Ranges of the public subnets, in the order of azs; NAT gateways and load balancers live there."
+  description = "Ranges of the public subnets, in the order of azs; for NAT gateways and load balancers."
   type        = list(string)
   default     = ["192.168.0.0/24", "192.168.1.0/24", "192.168.2.0/24"]
 
   validation {
     condition     = alltrue([for cidr in var.cidr_public : can(cidrnetmask(cidr))])
-    error_message = "cidr_public are IPv4 ranges."
+    error_message = "cidr_public must be IPv4 ranges."
   }
 }
 
@@ -64,23 +64,23 @@ variable "cidr_control_plane" {
 
   validation {
     condition     = can(cidrnetmask(var.cidr_control_plane))
-    error_message = "cidr_control_plane is an IPv4 range."
+    error_message = "cidr_control_plane must be an IPv4 range."
   }
 }
 
 variable "nat_gateway_per_az" {
-  description = "Whether every zone has a NAT gateway of its own; one in the first zone serves all otherwise."
+  description = "Whether every zone has its own NAT gateway; otherwise one in the first zone serves all."
   type        = bool
   default     = false
 }
 
 variable "efa_az" {
-  description = "The zone for GPU nodes with EFA, which must be near each other; empty is the first of azs."
+  description = "Zone for GPU nodes with EFA, which must be in the same zone; empty is the first of azs."
   type        = string
   default     = ""
 
   validation {
     condition     = var.efa_az == "" || can(regex("^[a-z]{2}(-[a-z]+)+-[0-9][a-z]$", var.efa_az))
-    error_message = "efa_az is the name of an availability zone, or empty."
+    error_message = "efa_az must be the name of an availability zone, or empty."
   }
 }

@@ -1,1 +1,1 @@
-"""What lives in the cluster and Terraform does not know."""
+"""Access to the cluster that Terraform made, and the objects in it that Terraform does not manage."""

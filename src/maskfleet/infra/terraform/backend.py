@@ -1,4 +1,4 @@
-"""Where the state is kept: S3 with a lock and encryption, or this machine."""
+"""Where Terraform stores its state: S3 with a lock and encryption, or the work folder."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from maskfleet.errors import InfraError
 from maskfleet.infra.terraform.root import MINIMUM_FOR_S3_LOCK, Program
 from maskfleet.system.files import read_json, write_private_json
 
-# Terraform merges files of this ending over the rest, so that it holds whatever the root itself says of a backend.
+# Terraform merges files with this ending over the others, so this one overrides a backend in the root itself.
 OVERRIDE_FILE = "maskfleet_override.tf.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Backend:
-    """A place for states; without a bucket, the work folder."""
+class StateBackend:
+    """An S3 bucket for states; without a bucket, the work folder."""
 
     bucket: str | None = None
     region: str | None = None
@@ -38,34 +38,36 @@ class Backend:
 
 
 def backend_from(
-    stored: Path, *, bucket: str | None, region: str | None, cluster: str | None, lock_table: str | None, place: str
-) -> Backend:
+    file: Path, *, bucket: str | None, region: str | None, cluster: str | None, lock_table: str | None, stack: str
+) -> StateBackend:
     """The backend that the options name; without any, the one used before; else the work folder."""
-    before = Backend(**read_json(stored)) if stored.exists() else None
+    before = StateBackend(**read_json(file)) if file.exists() else None
     if bucket is None:
-        return before or Backend()
+        return before or StateBackend()
     if before is not None and before.bucket == bucket and lock_table in (None, before.lock_table):
         return before
     if region is None or cluster is None:
         raise InfraError(
-            "--state-bucket needs to know the region and the cluster, which name the state",
+            "--state-bucket needs the region and the name of the cluster, which are part of the state's key",
             remedy="add --var region=… and --var cluster_name=…",
         )
-    return Backend(bucket, region, f"maskfleet/{place}/{cluster}", lock_table)
+    return StateBackend(bucket, region, f"maskfleet/{stack}/{cluster}", lock_table)
 
 
-def check_change(stored: Path, wanted: Backend, *, in_use: bool) -> None:
-    """An error where another backend than before would leave state behind."""
-    before = Backend(**read_json(stored))
-    if stored.exists() and before != wanted and in_use:
+def check_change(file: Path, wanted: StateBackend, *, in_use: bool) -> None:
+    """Raise an error if changing the backend would leave a state behind."""
+    before = StateBackend(**read_json(file))
+    if file.exists() and before != wanted and in_use:
         raise InfraError(
-            f"the state is in {before.text}, and {wanted.text} was asked for",
-            remedy="leave --state-bucket as it was, or use another --workdir for another cluster",
+            f"the state is in {before.text}, but {wanted.text} was requested",
+            remedy="keep --state-bucket as it was, or use another --workdir for another cluster",
         )
 
 
-def write_backend(stored: Path, wanted: Backend, *, folders: dict[str, Path], states: Path, program: Program) -> None:
-    """Have every root in `folders` (by name) keep its state in `wanted`."""
+def write_backend(
+    file: Path, wanted: StateBackend, *, folders: dict[str, Path], states: Path, program: Program
+) -> None:
+    """Make every root in `folders` (by name) store its state in `wanted`."""
     if wanted.bucket and not wanted.lock_table and program.version < MINIMUM_FOR_S3_LOCK:
         raise InfraError(
             f"Terraform {'.'.join(map(str, program.version))} cannot lock a state in S3 by itself",
@@ -74,4 +76,4 @@ def write_backend(stored: Path, wanted: Backend, *, folders: dict[str, Path], st
     states.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, folder in folders.items():
         write_private_json(folder / OVERRIDE_FILE, {"terraform": {"backend": wanted.block(name, folder, states)}})
-    write_private_json(stored, asdict(wanted))
+    write_private_json(file, asdict(wanted))

@@ -1,4 +1,4 @@
-"""Terraform's and AWS's usual complaints, each with what to do about it."""
+"""Common errors of Terraform and AWS, each with what to do about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from maskfleet.errors import InfraError
-from maskfleet.infra.terraform.events import Diagnostic
+from maskfleet.infra.terraform.progress import Diagnostic
 
 SHOWN = 5
 
@@ -19,18 +19,18 @@ class _Known:
     remedy: str
 
 
-# The first that fits wins. What is in {braces} comes from the diagnostic.
+# The first match wins. {Braces} are filled in from the diagnostic.
 _KNOWN = (
     _Known(
         r"Error acquiring the state lock",
-        "another terraform is at work on this state; wait for it. If it is certain that none is: "
+        "another terraform is using this state; wait for it. If you are certain that none is: "
         "terraform -chdir={folder} force-unlock {lock}",
     ),
     _Known(r"Saved plan is stale", "somebody changed the infrastructure after the plan; run the command again"),
     _Known(
         r"ExpiredToken|token included in the request is expired|SSO (?:session|token).*(?:expired|invalid)"
         r"|refresh cached SSO token failed",
-        "the AWS session has ended: sign in again (aws sso login, or new session credentials), then run it again",
+        "the AWS session has expired: sign in again (aws sso login, or new session credentials), then run it again",
     ),
     _Known(
         r"No valid credential sources|InvalidClientTokenId|SignatureDoesNotMatch|failed to refresh cached credentials"
@@ -50,8 +50,8 @@ _KNOWN = (
     _Known(
         r"EntityAlreadyExists|AlreadyExists|already exists|BucketAlreadyOwnedByYou|ResourceInUseException"
         r"|InvalidGroup\.Duplicate",
-        "something with this name exists and is not in this state: choose another cluster_name, delete it, or take it"
-        " over: terraform -chdir={folder} import '{address}' ID",
+        "something with this name exists and is not in this state: choose another cluster_name, delete it, or"
+        " import it: terraform -chdir={folder} import '{address}' ID",
     ),
     _Known(
         r"DependencyViolation|has dependencies and cannot be deleted|has a dependent object",
@@ -83,11 +83,11 @@ _KNOWN = (
     ),
     _Known(
         r"NoSuchBucket|S3 bucket .{1,80} does not exist",
-        "make the state bucket first (private, versioned, encrypted), or leave --state-bucket out",
+        "create the state bucket first (private, versioned, encrypted), or omit --state-bucket",
     ),
     _Known(
         r"Backend (?:initialization required|configuration changed)|approval for state migration",
-        "the state is kept elsewhere now: give the --state-bucket of before, or move it: "
+        "the state is stored elsewhere: give the previous --state-bucket, or move the state: "
         "terraform -chdir={folder} init -migrate-state",
     ),
     _Known(
@@ -97,7 +97,7 @@ _KNOWN = (
     ),
     _Known(
         r"Kubernetes cluster unreachable|connect: connection refused|i/o timeout|TLS handshake timeout",
-        "the cluster's API does not answer from here: run this inside the VPC (or its VPN), or let your address in with"
+        "the cluster's API does not answer from here: run this inside the VPC (or its VPN), or allow your address with"
         """ --var 'public_access_cidrs=["ADDRESS/32"]'""",
     ),
     _Known(
@@ -109,7 +109,7 @@ _PERMISSION = re.compile(r"not authorized to perform:? ([\w-]+:\w+)|operation er
 
 
 def error_of(diagnostics: Sequence[Diagnostic], *, what: str, folder: Path, log: Path) -> InfraError:
-    """The error for a Terraform that failed with `diagnostics`; `what` says what it was doing."""
+    """The error for a terraform command, `what`, that failed with `diagnostics`."""
     shown = _without_repeats(diagnostics)
     if not shown:
         return InfraError(f"{what} failed, and terraform gave no reason", remedy=f"read {log}")
@@ -117,13 +117,17 @@ def error_of(diagnostics: Sequence[Diagnostic], *, what: str, folder: Path, log:
     if len(shown) > SHOWN:
         lines.append(f"and {len(shown) - SHOWN} more, in {log}")
     remedies = [remedy for diagnostic in shown if (remedy := remedy_for(diagnostic, folder=folder))]
-    remedy = remedies[0] if remedies else f"mend what terraform names, then run it again; all of it is in {log}"
+    remedy = (
+        remedies[0]
+        if remedies
+        else f"fix what terraform reports, then run the command again; the full output is in {log}"
+    )
     body = lines[0] if len(lines) == 1 else "".join(f"\n  {line}" for line in lines)
     return InfraError(f"{what} failed: {body}", remedy=remedy)
 
 
 def remedy_for(diagnostic: Diagnostic, *, folder: Path) -> str | None:
-    """What to do about a usual complaint; None for one that is not known."""
+    """What to do about a known error; None for an unknown one."""
     for known in _KNOWN:
         if re.search(known.pattern, diagnostic.text, re.IGNORECASE | re.DOTALL):
             lock = _LOCK_ID.search(diagnostic.text)
@@ -139,7 +143,7 @@ def remedy_for(diagnostic: Diagnostic, *, folder: Path) -> str | None:
 
 
 def diagnostics_in_text(text: str) -> list[Diagnostic]:
-    """The errors in what Terraform prints for people, as `terraform init` does."""
+    """The errors in Terraform's human-readable output, such as that of `terraform init`."""
     found = []
     for part in re.split(r"^[│╷\s]*Error: ", text, flags=re.MULTILINE)[1:]:
         lines = [re.sub(r"^[│╵]\s?", "", line).rstrip() for line in part.splitlines()]
@@ -149,7 +153,7 @@ def diagnostics_in_text(text: str) -> list[Diagnostic]:
 
 
 def _without_repeats(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
-    """Each error once; Terraform repeats `execution halted` for every operation that an interrupt ended."""
+    """Each error once; Terraform repeats `execution halted` for every operation that was interrupted."""
     seen: dict[Diagnostic, None] = dict.fromkeys(diagnostics)
     real = [diagnostic for diagnostic in seen if diagnostic.summary != "execution halted"]
     return real or list(seen)

@@ -1,4 +1,4 @@
-"""What was last done to each root, for `status`: also when the doer did not live to tell."""
+"""The last command that changed each root, for `status`; also one that was killed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from maskfleet.system.files import read_json, write_private_json
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """The last thing done to a root."""
+class JournalEntry:
+    """The last command that changed a root."""
 
     did: str = ""
     ended: str = ""
@@ -25,32 +25,32 @@ class Entry:
     @property
     def text(self) -> str:
         if not self.did:
-            return "nothing was done from this work folder"
-        return f"{self.did} {self.ended or 'began and did not end here'} at {self.at}"
+            return "no command has changed it from this work folder"
+        return f"{self.did} {self.ended or 'started and did not finish'} at {self.at}"
 
 
-def entry(journal: Path, root: str) -> Entry:
-    """The last thing done to `root`."""
+def last_entry(journal: Path, root: str) -> JournalEntry:
+    """The last command that changed `root`."""
     found = read_json(journal).get(root)
-    return Entry(**found) if isinstance(found, dict) else Entry()
+    return JournalEntry(**found) if isinstance(found, dict) else JournalEntry()
 
 
 @contextmanager
 def recorded(journal: Path, root: str, did: str, folder: Path) -> Iterator[None]:
-    """Note in `journal` that `did` is under way on a root, then how it ended."""
-    note = {"did": did, "at": time.strftime("%Y-%m-%d %H:%M:%S"), "fingerprint": fingerprint(folder)}
-    write_private_json(journal, {**read_json(journal), root: {**note, "ended": ""}})
+    """Record in `journal` that the command `did` runs on a root, then how it ended."""
+    record = {"did": did, "at": time.strftime("%Y-%m-%d %H:%M:%S"), "fingerprint": fingerprint(folder)}
+    write_private_json(journal, {**read_json(journal), root: {**record, "ended": ""}})
     ended = "failed"
     try:
         yield
-        ended = "ended well"
+        ended = "succeeded"
     finally:
-        note["at"] = time.strftime("%Y-%m-%d %H:%M:%S")
-        write_private_json(journal, {**read_json(journal), root: {**note, "ended": ended}})
+        record["at"] = time.strftime("%Y-%m-%d %H:%M:%S")
+        write_private_json(journal, {**read_json(journal), root: {**record, "ended": ended}})
 
 
 def fingerprint(folder: Path) -> str:
-    """Checksum of a root's files and settings: what an apply makes real."""
+    """Checksum of the files and settings of a root, which an apply puts into effect."""
     total = hashlib.sha256()
     for file in sorted([*folder.glob("*.tf"), *folder.glob("*.tfvars"), *folder.glob("*.json")]):
         if file.name != OVERRIDE_FILE:

@@ -1,20 +1,72 @@
-"""What a running Terraform has said so far: resources, their state, and how it ended."""
+"""What Terraform prints with `-json`: one event per line, and the progress that the events add up to."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from maskfleet.infra.terraform.events import Diagnostic, Event, Summary
-
+# What Terraform calls its actions on a resource -> what we show.
+ACTIONS = {
+    "create": "create",
+    "update": "change",
+    "replace": "replace",
+    "delete": "destroy",
+    "remove": "forget",
+    "forget": "forget",
+    "import": "import",
+    "move": "move",
+    "read": "read",
+    "noop": "none",
+}
 WORK = ("create", "change", "replace", "destroy", "import", "forget")
-# Said of every plan with -target; ours are computed from the state and checked before they are applied.
+# Printed for every plan with -target; our targets are computed from the state and checked before they are applied.
 EXPECTED_WARNINGS = ("Resource targeting is in effect", "Applied changes may be incomplete")
 
 
 @dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """An error or a warning from Terraform."""
+
+    severity: str
+    summary: str
+    detail: str = ""
+    address: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.summary}\n{self.detail}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How many resources a plan or an apply adds, changes and destroys."""
+
+    operation: str
+    add: int
+    change: int
+    remove: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line: `kind` is Terraform's message type, or `text` for a line that is not JSON."""
+
+    kind: str
+    message: str
+    address: str = ""
+    type: str = ""
+    action: str = ""
+    reason: str = ""
+    elapsed_s: float | None = None
+    diagnostic: Diagnostic | None = None
+    summary: Summary | None = None
+    outputs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
-    """What a plan means to do to one resource."""
+    """What a plan does to one resource."""
 
     address: str
     type: str
@@ -23,7 +75,7 @@ class Change:
 
 
 @dataclass(slots=True)
-class Row:
+class ResourceProgress:
     """One resource as the live table shows it."""
 
     address: str
@@ -33,17 +85,17 @@ class Row:
     elapsed_s: float | None = None
 
     def seconds(self, now: float) -> float | None:
-        """How long it has been worked on, or was."""
+        """How long Terraform has worked on it so far, or did in total."""
         if self.elapsed_s is not None or self.started_at is None:
             return self.elapsed_s
         return max(0.0, now - self.started_at)
 
 
 @dataclass(slots=True)
-class Progress:
-    """Everything that one run of Terraform said."""
+class TerraformProgress:
+    """Everything that one run of Terraform has reported."""
 
-    rows: dict[str, Row] = field(default_factory=dict)
+    rows: dict[str, ResourceProgress] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
     drift: list[Change] = field(default_factory=list)
     diagnostics: list[Diagnostic] = field(default_factory=list)
@@ -54,19 +106,19 @@ class Progress:
     completed: int = 0
 
     def add(self, event: Event, now: float) -> None:
-        """Take in one event that came at `now` seconds of any steady clock."""
+        """Add one event, which arrived at `now` seconds of a monotonic clock."""
         match event.kind:
             case "planned_change":
                 self._planned(event)
             case "resource_drift":
                 self.drift.append(Change(event.address, event.type, event.action, event.reason))
             case "refresh_start" | "apply_start" if event.action in ("", "read"):
-                self.rows[event.address] = Row(event.address, "read", "running", now)
+                self.rows[event.address] = ResourceProgress(event.address, "read", "running", now)
             case "refresh_complete" | "apply_complete" if event.action in ("", "read"):
                 self.read += 1
                 self.rows.pop(event.address, None)
             case "apply_start":
-                self.rows[event.address] = Row(event.address, event.action, "running", now)
+                self.rows[event.address] = ResourceProgress(event.address, event.action, "running", now)
             case "apply_progress":
                 self._row(event, now).state = "running"
             case "apply_complete":
@@ -99,7 +151,7 @@ class Progress:
 
     @property
     def changed_outputs(self) -> list[str]:
-        """Outputs that a plan means to change; a plan may change nothing else."""
+        """Outputs that a plan changes; it may change nothing else."""
         return [name for name, one in self.outputs.items() if one.get("action") not in (None, "noop")]
 
     @property
@@ -108,24 +160,74 @@ class Progress:
 
     @property
     def steps(self) -> int:
-        """Operations of the plan: replacing is destroying and creating."""
+        """Number of operations of the plan: a replacement is two, destroy and create."""
         return sum(2 if change.action == "replace" else 1 for change in self.work)
 
-    def running(self) -> list[Row]:
+    def running(self) -> list[ResourceProgress]:
         return [row for row in self.rows.values() if row.state == "running"]
 
-    def failed(self) -> list[Row]:
+    def failed(self) -> list[ResourceProgress]:
         return [row for row in self.rows.values() if row.state == "failed"]
 
     def _planned(self, event: Event) -> None:
         self.changes.append(Change(event.address, event.type, event.action, event.reason))
         if event.action in WORK:
-            self.rows.setdefault(event.address, Row(event.address, event.action, "planned"))
+            self.rows.setdefault(event.address, ResourceProgress(event.address, event.action, "planned"))
 
-    def _row(self, event: Event, now: float) -> Row:
-        return self.rows.setdefault(event.address, Row(event.address, event.action, "running", now))
+    def _row(self, event: Event, now: float) -> ResourceProgress:
+        return self.rows.setdefault(event.address, ResourceProgress(event.address, event.action, "running", now))
 
     def _ended(self, event: Event, now: float, state: str) -> None:
         row = self._row(event, now)
         row.elapsed_s = row.seconds(now) if event.elapsed_s is None else event.elapsed_s
         row.state = state
+
+
+def parse_event(line: str) -> Event:
+    """The event of one line; a line that is not Terraform's JSON becomes a text event."""
+    try:
+        data = json.loads(line)
+    except ValueError:
+        return Event("text", line.rstrip())
+    if not isinstance(data, dict) or not isinstance(data.get("type"), str):
+        return Event("text", line.rstrip())
+    change = _mapping(data.get("change")) or _mapping(data.get("hook"))
+    resource = _mapping(change.get("resource"))
+    return Event(
+        kind=data["type"],
+        message=str(data.get("@message", "")),
+        address=str(resource.get("addr", "")),
+        type=str(resource.get("resource_type", "")),
+        action=ACTIONS.get(str(change.get("action", "")), str(change.get("action", ""))),
+        reason=str(change.get("reason", "")),
+        elapsed_s=_number(change.get("elapsed_seconds")),
+        diagnostic=_diagnostic(_mapping(data.get("diagnostic"))),
+        summary=_summary(_mapping(data.get("changes"))),
+        outputs=_mapping(data.get("outputs")),
+    )
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _diagnostic(data: dict[str, Any]) -> Diagnostic | None:
+    if not data:
+        return None
+    return Diagnostic(
+        severity=str(data.get("severity", "error")),
+        summary=str(data.get("summary", "")),
+        detail=str(data.get("detail", "")),
+        address=str(data.get("address", "")),
+    )
+
+
+def _summary(data: dict[str, Any]) -> Summary | None:
+    if not data:
+        return None
+    counts = [int(_number(data.get(name)) or 0) for name in ("add", "change", "remove")]
+    return Summary(str(data.get("operation", "")), *counts)

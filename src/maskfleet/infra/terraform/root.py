@@ -1,4 +1,4 @@
-"""One Terraform root: initialise, plan, apply and read its state."""
+"""One Terraform root module: initialise, plan, apply and read its state."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from typing import Any
 
 from maskfleet.errors import InfraError
 from maskfleet.infra.terraform.diagnose import diagnostics_in_text, error_of
-from maskfleet.infra.terraform.events import parse_event
-from maskfleet.infra.terraform.progress import Progress
+from maskfleet.infra.terraform.progress import TerraformProgress, parse_event
 from maskfleet.infra.terraform.state import State, parse_state
-from maskfleet.infra.view import View
+from maskfleet.infra.view import InfraView
 from maskfleet.system.process import Finished, capture, stream
 
 MINIMUM = (1, 5, 0)
@@ -33,8 +32,8 @@ class Program:
     version: tuple[int, ...]
 
 
-def quiet(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a terraform that asks nobody: no questions, no look for a newer version of itself."""
+def non_interactive(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a terraform that asks no questions and does not check for newer versions."""
     return {**env, "TF_IN_AUTOMATION": "1", "TF_INPUT": "0", "CHECKPOINT_DISABLE": "1"}
 
 
@@ -44,13 +43,13 @@ def find_terraform(env: Mapping[str, str], *, minimum: tuple[int, ...] = MINIMUM
     path = shutil.which("terraform", path=env.get("PATH", ""))
     if path is None:
         raise InfraError("terraform is not installed here", remedy=f"install Terraform {wanted} or newer")
-    done = capture([path, "version", "-json"], env=quiet(env), timeout_s=60)
+    done = capture([path, "version", "-json"], env=non_interactive(env), timeout_s=60)
     try:
         text = str(json.loads(done.out)["terraform_version"])
         version = tuple(int(part) for part in text.split("-")[0].split("."))
     except (ValueError, KeyError, TypeError) as error:
         raise InfraError(
-            f"{path} does not say its version: {(done.err or done.out).strip()[:200]}",
+            f"{path} does not print its version: {(done.err or done.out).strip()[:200]}",
             remedy=f"install Terraform {wanted} or newer",
         ) from error
     if version < minimum:
@@ -60,27 +59,27 @@ def find_terraform(env: Mapping[str, str], *, minimum: tuple[int, ...] = MINIMUM
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """One root module in its folder; every terraform process is started here, from an argument list."""
+    """One root module in its folder; starts every terraform process that works on it."""
 
     name: str
     folder: Path
     logs: Path
     program: Program
     env: Mapping[str, str]
-    view: View
+    view: InfraView
 
     @property
     def plan_file(self) -> Path:
-        """Where the last plan is saved; it may hold secrets, and its folder is for its owner only."""
+        """Where the last plan is saved; it may contain secrets, and only its owner may read the folder."""
         return self.logs.parent / "plans" / f"{self.name}.tfplan"
 
     def init(self) -> None:
-        """Get providers and the backend ready."""
-        # Reconfigured each time: our own files say where the state is, and a work folder may have been moved.
+        """Install providers and configure the backend."""
+        # -reconfigure: our files say where the state is, and the work folder may have been moved.
         argv = ["init", "-input=false", "-no-color", "-reconfigure"]
         self._run(argv, what=f"{self.name}: terraform init", verb="prepare")
 
-    def plan(self, *, destroy: bool = False, targets: Sequence[str] = ()) -> Progress:
+    def plan(self, *, destroy: bool = False, targets: Sequence[str] = ()) -> TerraformProgress:
         """Plan, and save the plan."""
         self.plan_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = ["-destroy"] if destroy else []
@@ -88,25 +87,25 @@ class Root:
         argv = ["plan", "-json", "-input=false", "-lock-timeout=3s", f"-out={self.plan_file.resolve()}", *flags]
         return self._run(argv, what=f"{self.name}: terraform plan", verb="plan")
 
-    def apply(self) -> Progress:
-        """Apply the saved plan, exactly."""
+    def apply(self) -> TerraformProgress:
+        """Apply exactly the saved plan."""
         argv = ["apply", "-json", "-input=false", "-lock-timeout=3s", str(self.plan_file.resolve())]
         progress = self._run(argv, what=f"{self.name}: terraform apply", verb="apply")
         self.plan_file.unlink(missing_ok=True)
         return progress
 
     def planned_values(self) -> list[dict[str, Any]]:
-        """Every change of the saved plan with its values, secrets among them: for this process only."""
+        """Every change of the saved plan with its values, which may be secret: do not show or store them."""
         done = self._capture(["show", "-json", str(self.plan_file.resolve())])
         changes: list[dict[str, Any]] = json.loads(done.out).get("resource_changes", [])
         return changes
 
     def state(self) -> State:
-        """What exists, by the state; nothing is asked of AWS."""
+        """What exists according to the state; AWS is not asked."""
         return parse_state(self._capture(["state", "pull"]).out)
 
     def forget(self, addresses: Sequence[str]) -> None:
-        """Take `addresses` out of the state; what they stand for is left as it is."""
+        """Remove `addresses` from the state; the resources themselves are not touched."""
         if addresses:
             self._capture(["state", "rm", "-lock-timeout=3s", *addresses])
 
@@ -121,8 +120,8 @@ class Root:
             raise error_of(found, what=f"{self.name}: terraform {arguments[0]}", folder=self.folder, log=self.logs)
         return done
 
-    def _run(self, arguments: Sequence[str], *, what: str, verb: str) -> Progress:
-        progress = Progress()
+    def _run(self, arguments: Sequence[str], *, what: str, verb: str) -> TerraformProgress:
+        progress = TerraformProgress()
         log = self._log(verb)
 
         def line(text: str) -> None:
@@ -153,18 +152,18 @@ class Root:
         if done.code < 0:
             return interrupted(
                 f"terraform was killed by signal {-done.code} while it stopped; its state may lack the last steps",
-                remedy="run the same command again; if the state is locked, it says how to unlock it",
+                remedy="run the same command again; if the state is locked, the error says how to unlock it",
             )
-        what = "stopped: terraform ended cleanly" if done.code else f"stopped after {self.name}: {verb} was finished"
+        what = "stopped: terraform exited cleanly" if done.code else f"stopped after {self.name}: {verb} finished"
         saved = "its state is saved" if verb == "apply" else "nothing was changed"
-        return interrupted(f"{what}, {saved}", remedy="run the same command again to go on")
+        return interrupted(f"{what}, {saved}", remedy="run the same command again to resume")
 
     def _check_saved(self) -> None:
-        """Terraform leaves errored.tfstate where it could not save its state: never let that go unseen."""
+        """Raise an error if Terraform could not save its state and left errored.tfstate."""
         rescued = self.folder / "errored.tfstate"
         if rescued.exists():
             raise InfraError(
-                f"terraform could not save its state where it belongs and left it in {rescued}",
+                f"terraform could not save its state in the backend and left it in {rescued}",
                 remedy=f"terraform -chdir={self.folder} state push errored.tfstate, then delete that file",
             )
 
@@ -175,11 +174,11 @@ class Root:
         return self.logs / f"{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns()}-{self.name}-{verb}.jsonl"
 
     def _env(self) -> dict[str, str]:
-        return quiet(self.env)
+        return non_interactive(self.env)
 
 
 def interrupted(what: str, *, remedy: str) -> InfraError:
-    """The error that ends a command which the user stopped; its exit code is the one of Ctrl-C."""
+    """The error of a command that the user stopped; its exit code is that of Ctrl-C."""
     error = InfraError(what, remedy=remedy)
     error.exit_code = 130
     return error

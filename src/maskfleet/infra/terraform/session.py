@@ -1,4 +1,4 @@
-"""One work folder made ready: files copied, settings merged, backend written, roots at hand."""
+"""A work folder ready to use: files copied, settings merged, backend written, roots found."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from maskfleet.errors import InfraError
-from maskfleet.infra.stacks import Place
+from maskfleet.infra.kubernetes.access import access_of, kubeconfig_of
+from maskfleet.infra.stacks import Stack
 from maskfleet.infra.terraform import variables
-from maskfleet.infra.terraform.backend import Backend, backend_from, check_change, write_backend
+from maskfleet.infra.terraform.backend import StateBackend, backend_from, check_change, write_backend
 from maskfleet.infra.terraform.root import Root, find_terraform
 from maskfleet.infra.terraform.state import Resource, State, is_named
-from maskfleet.infra.view import View
+from maskfleet.infra.view import InfraView
 from maskfleet.infra.workdir import WorkFolder
 from maskfleet.system.files import read_json, write_private_json
+from maskfleet.system.kube.client import Kube
 from maskfleet.system.lock import locked
 
 
@@ -35,68 +37,78 @@ class Options:
 
 @dataclass(slots=True)
 class Session:
-    """Everything that the flows need."""
+    """What plan, up, status and down work with."""
 
-    place: Place
+    stack: Stack
     work: WorkFolder
-    view: View
+    view: InfraView
     env: Mapping[str, str]
     settings: dict[str, Any]
     base: Root
-    """The root made first: the cloud's own resources."""
+    """The root applied first: AWS resources."""
     addons: Root
-    """The root made second: what runs in the cluster."""
-    backend: Backend = field(default_factory=Backend)
+    """The root applied second: what runs in the cluster."""
+    backend: StateBackend = field(default_factory=StateBackend)
 
     @property
     def cluster_name(self) -> str:
-        return str(self.settings.get("cluster_name") or self.place.name)
+        return str(self.settings.get("cluster_name") or self.stack.name)
 
     def is_cluster(self, resource: Resource) -> bool:
-        return is_named(resource, (self.place.cluster,))
+        return is_named(resource, (self.stack.cluster,))
 
     def has_cluster(self, state: State) -> bool:
         return any(self.is_cluster(resource) for resource in state.resources)
 
     def state(self, root: Root) -> State:
-        """What exists of `root`; a root that was never initialised is, unless nothing can be there."""
+        """The state of `root`, which is initialised first if it may have one."""
         if not root.is_initialised:
             if self.backend.bucket is None and not (self.work.states / f"{root.name}.tfstate").exists():
                 return State()
             root.init()
         return root.state()
 
-    def give_settings(self) -> None:
+    def cluster(self, state: State) -> Kube | None:
+        """The cluster in `state`, by a kubeconfig that names no other; None if it has no endpoint."""
+        access = access_of(state)
+        if not self.has_cluster(state) or access is None:
+            return None
+        profile = self.settings.get("profile")
+        kubeconfig = kubeconfig_of(access, profile=str(profile) if profile else None)
+        write_private_json(self.work.kubeconfig, kubeconfig)
+        return Kube(kubeconfig=kubeconfig, namespace="default")
+
+    def write_settings(self) -> None:
         """Write the variables of the first root."""
         variables.write_variables(self.base.folder, self.settings)
 
-    def give_outputs(self, outputs: Mapping[str, Any]) -> None:
-        """Write the variables of the second root: outputs of the first feed those that bear the same name.
+    def write_outputs(self, outputs: Mapping[str, Any]) -> None:
+        """Write the variables of the second root: an output of the first sets the variable of the same name.
 
-        An output wins over a setting: it is what the first root made of that setting.
+        An output overrides a setting, because it is what the first root made of that setting.
         """
         given = {name: value for name, value in outputs.items() if value is not None}
         variables.write_variables(self.addons.folder, {**self.settings, **given})
 
 
-def read_session(options: Options, place: Place, view: View, env: Mapping[str, str]) -> Session:
-    """The session of a work folder as it is: for commands that change nothing."""
-    work = WorkFolder(options.workdir, place)
+def read_session(options: Options, stack: Stack, view: InfraView, env: Mapping[str, str]) -> Session:
+    """The session of a work folder as it is, without updating its files."""
+    work = WorkFolder(options.workdir, stack)
     if not work.exists and options.state_bucket is None:
         raise InfraError(
-            f"{options.workdir} is no work folder of maskfleet",
-            remedy=f"maskfleet infra up {place.name} makes one; --workdir names another, --state-bucket one in S3",
+            f"{options.workdir} is not a work folder of maskfleet",
+            remedy=f"maskfleet infra up {stack.name} creates one; --workdir names another, --state-bucket one in S3",
         )
     if not work.exists:
-        return open_session(options, place, view, env)
-    return _session(work, place, view, env, read_json(work.settings))
+        return open_session(options, stack, view, env)
+    return _session(work, stack, view, env, read_json(work.settings))
 
 
-def open_session(options: Options, place: Place, view: View, env: Mapping[str, str]) -> Session:
-    """The session with files, settings and backend brought up to date."""
+def open_session(options: Options, stack: Stack, view: InfraView, env: Mapping[str, str]) -> Session:
+    """The session with files, settings and backend updated."""
     program = find_terraform(env)
     given = variables.from_options(options.assignments, options.var_files, program, env)
-    work = WorkFolder(options.workdir, place)
+    work = WorkFolder(options.workdir, stack)
     settings = {**read_json(work.settings), **given}
     settings = {name: value for name, value in settings.items() if value is not None}
     backend = backend_from(
@@ -105,11 +117,11 @@ def open_session(options: Options, place: Place, view: View, env: Mapping[str, s
         region=options.state_region or settings.get("region"),
         cluster=settings.get("cluster_name"),
         lock_table=options.state_lock_table,
-        place=place.name,
+        stack=stack.name,
     )
-    _check_cluster_name(work, given, place)
+    _check_cluster_name(work, given, stack)
     work.refresh(view.say, take_ours=options.take_ours)
-    session = _session(work, place, view, env, settings)
+    session = _session(work, stack, view, env, settings)
     known = variables.declared(session.base.folder) | variables.declared(session.addons.folder)
     variables.check_known(settings, known)
     check_change(work.backend, backend, in_use=_has_local_state(work) or _was_used(work))
@@ -118,7 +130,7 @@ def open_session(options: Options, place: Place, view: View, env: Mapping[str, s
     write_private_json(work.settings, settings)
     session.backend = backend
     if backend.bucket is None:
-        view.say(f"the state is kept in {work.states} only: do not lose it; --state-bucket keeps it in S3")
+        view.say(f"the state is stored in {work.states} only: do not lose it; --state-bucket stores it in S3")
     return session
 
 
@@ -130,22 +142,24 @@ def only_one(options: Options) -> Iterator[None]:
         yield
 
 
-def _session(work: WorkFolder, place: Place, view: View, env: Mapping[str, str], settings: dict[str, Any]) -> Session:
+def _session(
+    work: WorkFolder, stack: Stack, view: InfraView, env: Mapping[str, str], settings: dict[str, Any]
+) -> Session:
     program = find_terraform(env)
     base, addons = (
-        Root(name.rsplit("/", 1)[-1], work.root(name), work.logs, program, env, view) for name in place.roots
+        Root(name.rsplit("/", 1)[-1], work.root(name), work.logs, program, env, view) for name in stack.roots
     )
-    backend = Backend(**read_json(work.backend))
-    return Session(place, work, view, env, settings, base, addons, backend)
+    backend = StateBackend(**read_json(work.backend))
+    return Session(stack, work, view, env, settings, base, addons, backend)
 
 
-def _check_cluster_name(work: WorkFolder, given: Mapping[str, Any], place: Place) -> None:
+def _check_cluster_name(work: WorkFolder, given: Mapping[str, Any], stack: Stack) -> None:
     before = read_json(work.settings).get("cluster_name")
     wanted = given.get("cluster_name", before)
     if before is not None and wanted != before and (_has_local_state(work) or _was_used(work)):
         raise InfraError(
             f"{work.path} belongs to the cluster {before}, not to {wanted}",
-            remedy=f"use another --workdir for it, such as maskfleet-infra/{place.name}-{wanted}",
+            remedy=f"use another --workdir for it, such as maskfleet-infra/{stack.name}-{wanted}",
         )
 
 

@@ -1,4 +1,4 @@
-"""A Terraform state as `terraform state pull` gives it: what exists, what needs what, and the outputs."""
+"""A Terraform state as `terraform state pull` prints it: resources, their dependencies, and outputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Resource:
 
     @property
     def block(self) -> str:
-        """Its address without indices: what other resources say they need."""
+        """Its address without indices, as the dependencies of other resources name it."""
         return without_index(self.address)
 
 
@@ -43,7 +43,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What Terraform knows of one root."""
+    """What Terraform knows about one root."""
 
     serial: int = 0
     terraform_version: str = ""
@@ -55,7 +55,7 @@ class State:
 
 
 def parse_state(text: str) -> State:
-    """The state of a root; nothing at all is the state before the first apply."""
+    """The state of a root; before the first apply the text is empty."""
     if not text.strip():
         return State()
     data = json.loads(text)
@@ -81,11 +81,10 @@ def without_index(address: str) -> str:
 def split_kept(
     state: State, data: Collection[str], guards: Collection[str] = ()
 ) -> tuple[list[Resource], list[Resource]]:
-    """(what stays, what goes) when everything that holds data stays, and with it all that it needs.
+    """(kept, destroyed): resources that hold data are kept, with everything that they depend on.
 
-    `data` and `guards` name types, or blocks such as `aws_efs_file_system.shared`; a guard stays if all that it needs
-    does. What stays is closed over dependencies, so nothing that stays needs anything that goes: destroying the second
-    list touches nothing of the first.
+    `data` and `guards` name types, or blocks such as `aws_efs_file_system.shared`; a guard is kept if all that it
+    depends on is. No kept resource depends on a destroyed one, so destroying the second list does not touch the first.
     """
     blocks: dict[str, list[Resource]] = {}
     for resource in state.resources:
@@ -103,13 +102,13 @@ def split_kept(
             for resource in state.resources
             if is_named(resource, guards) and resource.needs and kept.issuperset(resource.needs)
         }
-    stays = [resource for resource in state.resources if resource.block in kept]
-    goes = [resource for resource in state.resources if resource.block not in kept]
-    return stays, goes
+    keep = [resource for resource in state.resources if resource.block in kept]
+    destroy = [resource for resource in state.resources if resource.block not in kept]
+    return keep, destroy
 
 
 def is_named(resource: Resource | Change, names: Collection[str]) -> bool:
-    """Whether `names` has its type, or its type and name."""
+    """Whether `names` contains its type, or its type and name."""
     return resource.type in names or ".".join(without_index(resource.address).split(".")[-2:]) in names
 
 

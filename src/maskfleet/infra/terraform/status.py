@@ -1,4 +1,4 @@
-"""Reading infrastructure: `status` and `outputs`. Nothing is changed, and AWS is asked for nothing but the cluster."""
+"""`maskfleet infra status` and `outputs`: what the states say, and whether the cluster answers; nothing is changed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from maskfleet.errors import InfraError
-from maskfleet.infra.kubernetes.kubeconfig import access_of
-from maskfleet.infra.terraform.down import cluster_of
-from maskfleet.infra.terraform.journal import entry, fingerprint
+from maskfleet.infra.kubernetes.access import access_of, reachable
+from maskfleet.infra.terraform.journal import fingerprint, last_entry
 from maskfleet.infra.terraform.root import Root
 from maskfleet.infra.terraform.session import Session
 from maskfleet.infra.terraform.state import State
@@ -32,19 +31,19 @@ class RootStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Where the infrastructure stands."""
+    """The state of the whole infrastructure."""
 
     cluster: str
     state_in: str
     roots: tuple[RootStatus, ...]
     cluster_made: bool
     reachable: bool | None
-    """None where there is nothing to reach."""
+    """None if there is nothing to reach."""
     detail: str
 
     @property
     def is_well(self) -> bool:
-        """Whether both roots are made, whole, and the cluster answers."""
+        """Whether both roots exist without failed resources, and the cluster answers."""
         made = all(root.resources and not root.tainted for root in self.roots)
         return made and self.cluster_made and self.reachable is True
 
@@ -57,22 +56,21 @@ def status(session: Session) -> Status:
     states = [(root, session.state(root)) for root in (session.base, session.addons)]
     base = states[0][1]
     made = session.has_cluster(base)
-    cluster = cluster_of(session, base)
-    reachable, detail = cluster.is_ready() if cluster else (None, "has no address yet" if made else "not made")
+    answers, detail = _reached(session, base, made=made)
     return Status(
         cluster=session.cluster_name,
         state_in=session.backend.text,
         roots=tuple(_root_status(session, root, state) for root, state in states),
         cluster_made=made,
-        reachable=reachable,
+        reachable=answers,
         detail=detail,
     )
 
 
 def outputs(session: Session) -> dict[str, Any]:
-    """Outputs of both roots, those of the second winning; sensitive ones masked.
+    """Outputs of both roots, the second overriding the first; sensitive ones masked.
 
-    After a `down` that kept data Terraform still has outputs of the cluster that is gone; that is said.
+    After a `down` that kept data, Terraform still has outputs of the cluster that is gone; a message says so.
     """
     merged: dict[str, Any] = {}
     base = session.state(session.base)
@@ -80,23 +78,31 @@ def outputs(session: Session) -> dict[str, Any]:
         for name, output in state.outputs.items():
             merged[name] = MASKED if output.sensitive else output.value
     if not merged:
-        session.view.say(f"nothing is made yet: maskfleet infra up {session.place.name} makes it")
+        session.view.say(f"nothing exists yet: maskfleet infra up {session.stack.name} creates it")
     elif not session.has_cluster(base):
-        session.view.say("there is no cluster now: what is said of it is of the one before")
+        session.view.say("there is no cluster now: its outputs are those of the previous one")
     return merged
 
 
 def access(session: Session) -> dict[str, Any]:
-    """Name, address, authority and region of the cluster."""
+    """Name, endpoint, certificate authority and region of the cluster."""
     base = session.state(session.base)
     found = access_of(base) if session.has_cluster(base) else None
     if found is None:
-        raise InfraError("there is no cluster to reach", remedy=f"maskfleet infra up {session.place.name} makes it")
+        raise InfraError("there is no cluster to reach", remedy=f"maskfleet infra up {session.stack.name} creates it")
     return found
 
 
+def _reached(session: Session, base: State, *, made: bool) -> tuple[bool | None, str]:
+    cluster = session.cluster(base)
+    if cluster is None:
+        return None, "has no endpoint yet" if made else "not created"
+    with cluster as kube:
+        return reachable(kube)
+
+
 def _root_status(session: Session, root: Root, state: State) -> RootStatus:
-    last = entry(session.work.journal, root.name)
+    last = last_entry(session.work.journal, root.name)
     return RootStatus(
         root=root.name,
         resources=len(state.resources),

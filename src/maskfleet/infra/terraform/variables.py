@@ -1,4 +1,4 @@
-"""Terraform variables: from --var, --var-file and the work folder, to one private file a root."""
+"""Terraform variables: from --var, --var-file and the work folder, into one private file per root."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from maskfleet.errors import ConfigError
-from maskfleet.infra.terraform.root import ANSI, Program, quiet
+from maskfleet.infra.terraform.root import ANSI, Program, non_interactive
 from maskfleet.system.files import write_private_json
 from maskfleet.system.process import capture
 
@@ -26,7 +26,7 @@ _ASSIGNED = re.compile(r'^\s*"?([A-Za-z_][\w-]*)"?\s*[=:]', re.MULTILINE)
 def from_options(
     assignments: Sequence[str], files: Sequence[Path], program: Program, env: Mapping[str, str]
 ) -> Settings:
-    """The settings of the command line: files in their order, then single values."""
+    """The settings of the command line: files in the given order, then single values."""
     found: Settings = {}
     for file in files:
         found |= read_var_file(file, program, env)
@@ -39,9 +39,9 @@ def from_options(
 
 
 def parse_value(name: str, value: str) -> Any:
-    """A value from the command line: lists, objects, quoted texts and null are JSON, all else is text.
+    """A value from the command line: lists, objects, quoted strings and null are JSON, everything else is a string.
 
-    Terraform itself makes numbers and booleans of texts; read as a number here, version 1.30 would become 1.3.
+    Terraform converts strings to numbers and booleans; parsed as a number here, version 1.30 would become 1.3.
     """
     text = value.strip()
     if text[:1] in ("[", "{", '"') or text == "null":
@@ -49,14 +49,14 @@ def parse_value(name: str, value: str) -> Any:
             return json.loads(text)
         except ValueError as error:
             raise ConfigError(
-                f"--var {name}: the value begins like JSON and is none: {error}",
+                f"--var {name}: the value starts like JSON but is not valid: {error}",
                 remedy=f"""write lists as --var '{name}=["a", "b"]'""",
             ) from error
     return value
 
 
 def read_var_file(path: Path, program: Program, env: Mapping[str, str]) -> Settings:
-    """The variables in a file: JSON, or what Terraform itself reads in a .tfvars."""
+    """The variables in a file: JSON, or a .tfvars file as Terraform itself reads it."""
     if not path.is_file():
         raise ConfigError(f"--var-file {path} does not exist", remedy="name a .tfvars or .json file")
     text = path.read_text(encoding="utf-8")
@@ -64,11 +64,11 @@ def read_var_file(path: Path, program: Program, env: Mapping[str, str]) -> Setti
         try:
             data = json.loads(text)
         except ValueError as error:
-            raise ConfigError(f"{path} is not JSON: {error}", remedy="mend the file") from error
+            raise ConfigError(f"{path} is not JSON: {error}", remedy="fix the file") from error
     else:
         data = _evaluated(path, text, program, env)
     if not isinstance(data, dict):
-        raise ConfigError(f"{path} does not hold names with values", remedy='write {"cluster_name": "fleet", …}')
+        raise ConfigError(f"{path} is not an object of names and values", remedy='write {"cluster_name": "fleet", …}')
     return data
 
 
@@ -89,7 +89,7 @@ def outputs_declared(folder: Path) -> set[str]:
 
 
 def check_known(settings: Iterable[str], known: Iterable[str]) -> None:
-    """No setting may be silently ignored."""
+    """Raise an error for an unknown setting, which Terraform would silently ignore."""
     names = sorted(known)
     for name in settings:
         if name not in names:
@@ -102,13 +102,13 @@ def check_known(settings: Iterable[str], known: Iterable[str]) -> None:
 
 
 def write_variables(folder: Path, settings: Settings) -> None:
-    """Give a root the settings that it declares, in a file that Terraform loads by itself; never on a command line."""
+    """Write the settings that a root declares to a file that Terraform loads; a command line would expose them."""
     names = declared(folder)
     write_private_json(folder / VARIABLES_FILE, {name: value for name, value in settings.items() if name in names})
 
 
 def _blocks(folder: Path, kind: str) -> dict[str, str]:
-    """Bodies of the top-level blocks of one kind, by name; formatted files begin nothing else at column 0 but `}`."""
+    """Bodies of the top-level blocks of one kind, by name; in formatted files only these and `}` start at column 0."""
     found = {}
     for file in sorted(folder.glob("*.tf")):
         text = file.read_text(encoding="utf-8")
@@ -120,9 +120,9 @@ def _blocks(folder: Path, kind: str) -> dict[str, str]:
 
 
 def _evaluated(path: Path, text: str, program: Program, env: Mapping[str, str]) -> Any:
-    """What Terraform itself reads in `path`: `terraform console` of an empty root with those variables.
+    """What Terraform itself reads in `path`: `terraform console` in an empty root with those variables.
 
-    Names inside of values may be taken for variables too; nothing sets them, so they come back as null.
+    Names inside of values may be declared as variables too; nothing sets them, so they are null and dropped.
     """
     names = sorted(set(_ASSIGNED.findall(text)))
     if not names:
@@ -134,11 +134,13 @@ def _evaluated(path: Path, text: str, program: Program, env: Mapping[str, str]) 
         done = capture(
             [program.path, "console", f"-var-file={path.resolve()}"],
             cwd=Path(folder),
-            env=quiet(env),
+            env=non_interactive(env),
             stdin=f"base64encode(jsonencode({{ {expression} }}))\n",
         )
     if done.code != 0:
         problem = " ".join(ANSI.sub("", done.err).replace("│", " ").split())
-        raise ConfigError(f"{path} cannot be read: {problem[:400]}", remedy="mend the file; it is NAME = VALUE lines")
+        raise ConfigError(
+            f"{path} cannot be read: {problem[:400]}", remedy="fix the file; it consists of NAME = VALUE lines"
+        )
     data = json.loads(base64.b64decode(done.out.strip().strip('"')))
     return {name: value for name, value in data.items() if value is not None}

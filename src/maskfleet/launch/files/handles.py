@@ -10,8 +10,8 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from maskfleet.errors import LaunchError
-from maskfleet.launch.files.transfer import AGENT, BrokenError, Entry, Fetched, Stream, Volume
+from maskfleet.errors import ConnectionBrokenError, LaunchError
+from maskfleet.launch.files.transfer import AGENT, Entry, Fetched, Stream, Volume
 from maskfleet.launch.job import JobHandle
 from maskfleet.system.process import piped
 
@@ -128,7 +128,7 @@ def _ssh_agent(handle: JobHandle) -> Callable[[], AbstractAsyncContextManager[St
                 yield _SshProcess(process)
                 process.terminate()
         except (asyncssh.Error, OSError) as error:
-            raise BrokenError(f"the connection to {host} broke: {error}", remedy="try again") from error
+            raise ConnectionBrokenError(f"the connection to {host} broke: {error}", remedy="try again") from error
         finally:
             connection.close()
 

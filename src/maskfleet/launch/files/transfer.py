@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from maskfleet.errors import LaunchError
+from maskfleet.errors import ConnectionBrokenError, LaunchError
 from maskfleet.launch.files import agent as volume_agent
 from maskfleet.launch.files.agent import CHUNK, DRAFT
 from maskfleet.system.files import move_into_place
@@ -24,10 +24,6 @@ from maskfleet.system.files import move_into_place
 BATCH = 200  # files asked for at once
 TRIES = 5  # without any byte between them
 AGENT = ("-I", "-c", inspect.getsource(volume_agent))
-
-
-class BrokenError(LaunchError):
-    """The connection to the agent broke; another one may do better."""
 
 
 class Stream(Protocol):
@@ -119,7 +115,7 @@ class Volume:
                         await stream.write(data)
                     await lines.hear()
                     return size - offset
-            except BrokenError:
+            except ConnectionBrokenError:
                 broken += 1
                 if broken >= TRIES:
                     raise
@@ -131,7 +127,7 @@ class Volume:
             before = _progress(left)
             try:
                 await self._fetch_some(left, done, told)
-            except BrokenError as error:
+            except ConnectionBrokenError as error:
                 broken = broken + 1 if _progress(left) == before else 1
                 if broken >= TRIES:
                     raise
@@ -277,12 +273,14 @@ class _Lines:
     async def _more(self) -> None:
         data = await self._stream.read()
         if not data:
-            raise BrokenError("the connection ended too early", remedy="try again: it goes on where it broke")
+            raise ConnectionBrokenError("the connection ended too early", remedy="try again: it goes on where it broke")
         self._buffer += data
 
 
-def _damaged() -> BrokenError:
-    return BrokenError("what arrived makes no sense", remedy="try again; something between here and there garbles it")
+def _damaged() -> ConnectionBrokenError:
+    return ConnectionBrokenError(
+        "what arrived makes no sense", remedy="try again; something between here and there garbles it"
+    )
 
 
 def _refusal(thing: dict[str, Any]) -> LaunchError:

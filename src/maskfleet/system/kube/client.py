@@ -1,9 +1,10 @@
-"""The Kubernetes API as far as jobs need it, over kr8s: plain JSON in and out, errors that say what to do."""
+"""The Kubernetes API over kr8s: plain JSON in and out, errors that say what to do."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import json
 import shutil
 import ssl
@@ -17,14 +18,15 @@ from maskfleet.errors import LaunchError
 
 CONNECT_S = 15.0
 READ_S = 30.0
-SILENCE_S = 60.0  # a stream without a byte for so long is asked for again: its connection may be dead
+REQUEST_S = 60.0  # a whole request, with the program that fetches credentials and kr8s's own retries
+SILENCE_S = 60.0  # a log stream without a byte for this long is reopened: its connection may be dead
 PAGE = 500
 T = TypeVar("T")
 Json = dict[str, Any]
 
 
 class ApiError(LaunchError):
-    """The API refused, or did not answer; `status` is HTTP's, 0 where there was no answer."""
+    """The API refused the request or did not answer; `status` is the HTTP status, 0 if there was no answer."""
 
     def __init__(self, what: str, *, status: int, remedy: str) -> None:
         super().__init__(what, remedy=remedy)
@@ -32,10 +34,15 @@ class ApiError(LaunchError):
 
 
 class Kube:
-    """A connection to one cluster, by the kubeconfig that kubectl reads; a context manager."""
+    """A connection to one cluster; a context manager.
 
-    def __init__(self, *, context: str | None, namespace: str) -> None:
+    The cluster is that of `context` in the kubeconfig that kubectl would read, or the one in `kubeconfig`, a parsed
+    kubeconfig: then neither KUBECONFIG nor the service account of a pod is consulted.
+    """
+
+    def __init__(self, *, namespace: str, context: str | None = None, kubeconfig: Json | None = None) -> None:
         self.context, self.namespace = context, namespace
+        self._kubeconfig = kubeconfig
         self._runner = asyncio.Runner()
         self._api: Any = None
         self._keys = _KeyFolder()
@@ -52,6 +59,10 @@ class Kube:
         finally:
             self._keys.close()
 
+    def version(self) -> str:
+        """The version of the API server, such as v1.35.0."""
+        return self.run(self._version())
+
     def get(self, path: str, **params: str | int) -> Json | None:
         """The object at `path`; None if there is none."""
         try:
@@ -64,20 +75,20 @@ class Kube:
     def items(self, path: str, **params: str | int) -> list[Json]:
         """All objects of a list, however many pages it has."""
         found: list[Json] = []
-        more = ""
+        token = ""
         while True:
-            query = {**params, "limit": PAGE, **({"continue": more} if more else {})}
+            query = {**params, "limit": PAGE, **({"continue": token} if token else {})}
             page = self.run(self.ask("GET", path, params=query))
-            found += page.get("items", [])
-            more = page.get("metadata", {}).get("continue", "")
-            if not more:
+            found += page.get("items") or []
+            token = page.get("metadata", {}).get("continue", "")
+            if not token:
                 return found
 
     def create(self, path: str, body: Json) -> Json:
         return self.run(self.ask("POST", path, content=json.dumps(body)))
 
     def delete(self, path: str, *, grace_s: int | None = None) -> None:
-        """Delete what is there; nothing there is fine."""
+        """Delete the object at `path`, which may finish after this returns; an object that is gone is no error."""
         params = {} if grace_s is None else {"gracePeriodSeconds": grace_s}
         try:
             self.run(self.ask("DELETE", path, params=params))
@@ -86,7 +97,7 @@ class Kube:
                 raise
 
     def lines(self, path: str, **params: str | int) -> Iterator[str]:
-        """Lines of a log as they come, until the stream ends or is silent for long; where it breaks, an ApiError."""
+        """Lines of a log as they arrive, until it ends or is silent for SILENCE_S; ApiError if the stream breaks."""
         stream = self._lines(path, params)
         try:
             while True:
@@ -98,7 +109,7 @@ class Kube:
             self.run(stream.aclose())
 
     def of_namespace(self, kind: str, *rest: str, group: str = "") -> str:
-        """Path of things of `kind` in the namespace, such as `pods`; `group` has its version."""
+        """Path of objects of `kind`, such as `pods`, in the namespace; `group` includes its version."""
         root = f"/apis/{group}" if group else "/api/v1"
         return "/".join([root, "namespaces", self.namespace, kind, *rest])
 
@@ -106,9 +117,9 @@ class Kube:
         return self._runner.run(work)
 
     async def api(self) -> Any:
-        """The kr8s connection, made at the first need."""
+        """The kr8s connection, opened on first use."""
         if self._api is None:
-            self._api = await _connected(self.context, self.namespace)
+            self._api = await self._connect()
         return self._api
 
     async def ask(self, method: str, path: str, **options: Any) -> Json:
@@ -119,12 +130,17 @@ class Kube:
         base, _, name = path.rpartition("/")
         timeout = httpx.Timeout(CONNECT_S, read=READ_S)
         async with (
-            translated(),
+            translated(REQUEST_S),
             api.call_api(method, version="", base=base, url=name, timeout=timeout, **options) as answer,
         ):
             data = answer.json()
         assert isinstance(data, dict)
         return data
+
+    async def _version(self) -> str:
+        api = await self.api()
+        async with translated(REQUEST_S):
+            return str((await api.version())["gitVersion"])
 
     async def _lines(self, path: str, params: dict[str, str | int]) -> AsyncGenerator[str, None]:
         import httpx
@@ -141,14 +157,39 @@ class Kube:
                 try:
                     line = await anext(lines, None)
                 except httpx.ReadTimeout:
-                    return  # the ranks may have nothing to say; whoever wants more asks again
+                    return  # the ranks may have nothing to log; the caller asks again if it wants more
                 if line is None:
                     return
                 yield line
 
+    async def _connect(self) -> Any:
+        try:
+            import kr8s.asyncio
+            from yaml import YAMLError  # type: ignore[import-untyped]  # kr8s brings it
+        except ImportError as error:
+            raise ApiError("kr8s is not installed here", status=0, remedy="pip install 'maskfleet[k8s]'") from error
+        options: dict[str, Any] = {"context": self.context, "namespace": self.namespace}
+        if self._kubeconfig is not None:
+            # As a dict, because kr8s splits paths at colons, and as a copy, because it stores tokens in it.
+            options |= {"kubeconfig": copy.deepcopy(self._kubeconfig), "serviceaccount": ""}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # kr8s warns about newer Kubernetes versions; these requests work on them
+            try:
+                async with translated(REQUEST_S):
+                    return await kr8s.asyncio.api(**options)
+            except (ValueError, KeyError, IndexError, TypeError, AttributeError, YAMLError) as error:
+                # kr8s raises ValueError with a message; the others come from a file of an unexpected structure.
+                words = str(error) if type(error) is ValueError else "it has no current context, or is damaged"
+                raise ApiError(
+                    f"the kubeconfig does not name a cluster: {words}",
+                    status=0,
+                    remedy="run `aws eks update-kubeconfig --name CLUSTER`, or name a context with --context; the file"
+                    " is what KUBECONFIG says, or ~/.kube/config",
+                ) from error
+
 
 class _KeyFolder:
-    """Where kr8s leaves the keys and certificates of a kubeconfig: they go away with the connection."""
+    """A temporary directory for the keys and certificates that kr8s writes; removed with the connection."""
 
     _opened: ClassVar[list[str]] = []
     _before: ClassVar[str | None] = None
@@ -166,43 +207,27 @@ class _KeyFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-async def _connected(context: str | None, namespace: str) -> Any:
-    try:
-        import kr8s.asyncio
-        from yaml import YAMLError  # type: ignore[import-untyped]  # kr8s brings it
-    except ImportError as error:
-        raise LaunchError("kr8s is not installed here", remedy="pip install 'maskfleet[k8s]'") from error
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what kr8s thinks of a newer Kubernetes does not concern what is asked here
-        try:
-            async with translated():
-                return await kr8s.asyncio.api(context=context, namespace=namespace)
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError, YAMLError) as error:
-            # kr8s says in words what it misses; all else is what Python makes of a file of another shape.
-            words = str(error) if type(error) is ValueError else "it has no current context, or is damaged"
-            raise ApiError(
-                f"the kubeconfig does not name a cluster: {words}",
-                status=0,
-                remedy="run `aws eks update-kubeconfig --name CLUSTER`, or name a context with --context; the file is"
-                " what KUBECONFIG says, or ~/.kube/config",
-            ) from error
-
-
 @contextlib.asynccontextmanager
-async def translated() -> AsyncIterator[None]:
-    """Turns what kr8s and its libraries raise into errors that people can act on."""
+async def translated(limit_s: float | None = None) -> AsyncIterator[None]:
+    """Turn what kr8s and its libraries raise, and taking longer than `limit_s`, into errors that users can act on."""
+    import anyio
     import httpx
     import kr8s
 
     try:
-        yield
+        # Not asyncio.timeout, which leaves kr8s waiting for a program that hangs. No scope without a limit: a log
+        # stream enters and exits this in different tasks.
+        with anyio.fail_after(limit_s) if limit_s else contextlib.nullcontext():
+            yield
     except kr8s.ServerError as error:
         status = error.response.status_code if error.response is not None else 500
         raise refusal(status, str(error)) from error
     except (kr8s.APITimeoutError, httpx.HTTPError, OSError, ssl.SSLError) as error:
-        words = str(error.__cause__ or error) or type(error).__name__
+        kind = (
+            f"no answer within {limit_s:.0f} s" if isinstance(error, TimeoutError) and limit_s else type(error).__name__
+        )
         raise ApiError(
-            f"the cluster's API cannot be reached: {words}",
+            f"the cluster's API cannot be reached: {str(error.__cause__ or error) or str(error) or kind}",
             status=0,
             remedy="see whether `kubectl get ns` works: VPN, kubeconfig (`aws eks update-kubeconfig`), AWS credentials",
         ) from error
@@ -217,18 +242,18 @@ async def translated() -> AsyncIterator[None]:
 
 
 def refusal(status: int, words: str) -> ApiError:
-    """The error of an answer with HTTP's `status`."""
+    """The error for an answer with the HTTP status `status`."""
     match status:
         case 404:
             return ApiError(words, status=404, remedy="check the handle, its namespace and its context")
         case 401:
             remedy = "log in again: refresh your AWS credentials, then `aws eks update-kubeconfig`"
         case 403:
-            remedy = "ask who runs the cluster for this right (docs/run-anywhere/eks/index.md lists what is needed)"
+            remedy = "ask the cluster's administrators for this permission (docs/run-anywhere/eks/index.md lists all)"
         case 409:
-            remedy = "somebody else changes the same thing; look at it and try again"
+            remedy = "somebody else is changing the same object; look at it and try again"
         case _:
-            remedy = "try again; if it stays, look at the cluster's events"
+            remedy = "try again; if the error stays, look at the cluster's events"
     return ApiError(f"the cluster refused: {words}" if status != 500 else words, status=status, remedy=remedy)
 
 

@@ -7,8 +7,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from maskfleet.errors import LaunchError
-from maskfleet.launch.files.transfer import BrokenError
+from maskfleet.errors import ConnectionBrokenError, LaunchError
 from maskfleet.system.kube.client import Kube, refusal, translated
 
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
@@ -17,14 +16,14 @@ MAX_MESSAGE = 1 << 24
 
 
 class PodStream:
-    """What a process in a pod reads and writes."""
+    """Standard input and output of a process in a pod."""
 
     def __init__(self, websocket: Any) -> None:
         self._websocket = websocket
         self._errors = b""
 
     async def read(self) -> bytes:
-        """Some bytes of its output; none when it ended well. Another end is an error."""
+        """Some bytes of its output; no bytes once it exited with 0. Any other exit is an error."""
         while True:
             message = await self._websocket.receive_bytes()
             channel, data = message[0], bytes(message[1:])
@@ -36,9 +35,9 @@ class PodStream:
                 status = json.loads(data)
                 if status["status"] == "Success":
                     return b""
-                said = self._errors.decode("utf-8", "replace").strip().splitlines()
+                lines = self._errors.decode("utf-8", "replace").strip().splitlines()
                 raise LaunchError(
-                    f"the pod could not look at its files: {said[-1] if said else status.get('message')}",
+                    f"the pod could not read its files: {lines[-1] if lines else status.get('message')}",
                     remedy="its image must be one of deploy/docker/train, which has Python 3.11 or newer",
                 )
 
@@ -55,7 +54,7 @@ async def process_in(kube: Kube, pod: str, container: str, argv: Sequence[str]) 
     flags = {"stdin": "true", "stdout": "true", "stderr": "true"}
     try:
         async with (
-            _alone(),
+            _ungrouped(),
             translated(),
             api.open_websocket(
                 version="v1",
@@ -68,20 +67,20 @@ async def process_in(kube: Kube, pod: str, container: str, argv: Sequence[str]) 
         ):
             yield PodStream(websocket)
     except httpx_ws.WebSocketUpgradeError as error:
-        raise refusal(error.response.status_code, f"pod {pod} takes no commands") from error
+        raise refusal(error.response.status_code, f"pod {pod} accepts no commands") from error
     except httpx_ws.HTTPXWSException as error:
-        raise BrokenError(
-            f"the connection to pod {pod} broke", remedy="try again: it goes on where it broke"
+        raise ConnectionBrokenError(
+            f"the connection to pod {pod} broke", remedy="try again: the transfer resumes where it stopped"
         ) from error
 
 
 @contextlib.asynccontextmanager
-async def _alone() -> AsyncIterator[None]:
-    """An error as it was raised: the websocket's task group packs each into a group of one."""
+async def _ungrouped() -> AsyncIterator[None]:
+    """Raise the original error: the websocket's task group wraps each one in a group of its own."""
     try:
         yield
     except BaseExceptionGroup as group:
-        one: BaseException = group
-        while isinstance(one, BaseExceptionGroup):
-            one = one.exceptions[0]
-        raise one from None
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None

@@ -1,4 +1,4 @@
-"""127.0.0.1 forwarded to a port of whichever pod is ready; pods and API servers may come and go meanwhile."""
+"""Forward a port of 127.0.0.1 to whichever pod is ready; pods and API servers may restart meanwhile."""
 
 from __future__ import annotations
 
@@ -14,78 +14,79 @@ from maskfleet.errors import LaunchError
 from maskfleet.system.kube.client import ApiError, Json, Kube
 
 POLL_S = 2.0
-PATIENCE_S = 60.0  # a connection waits so long for a pod
+POD_WAIT_S = 60.0  # a connection waits this long for a pod
 CHUNK = 32 * 1024
-DATA, ERROR = 0, 1  # channels of the one port that is asked for
+DATA, ERROR = 0, 1  # channels of the one forwarded port
 Say = Callable[[str], None]
-_USUAL_ENDS = TimeoutError | ConnectionError
+NEVER_STARTS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError")
+_NORMAL_ENDS = TimeoutError | ConnectionError
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What is known of the pods at a moment: the one to use, or why there is none."""
+class PodChoice:
+    """The pod to use, or why there is none."""
 
     pod: str | None
-    words: str
+    message: str
 
 
 @contextlib.contextmanager
 def bound_socket(port: int) -> Iterator[socket.socket]:
-    """A socket on 127.0.0.1:`port`, taken before anything is installed."""
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """A socket bound to 127.0.0.1:`port`, so that a port in use is found before anything is installed."""
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            taken.bind(("127.0.0.1", port))
+            bound.bind(("127.0.0.1", port))
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
             raise LaunchError(
                 f"port {port} of this machine cannot be used: {error.strerror}", remedy="choose another with --port"
             ) from error
-        yield taken
+        yield bound
 
 
-class Forward:
-    """Carries connections to one port of the ready pod among those that `selector` chooses."""
+class PortForward:
+    """Forwards connections to one port of the ready pod among those that `selector` matches."""
 
     def __init__(self, kube: Kube, *, selector: str, port: int, say: Say, on_ready: Callable[[], None]) -> None:
         self._kube, self._selector, self._port = kube, selector, port
         self._say, self._on_ready = say, on_ready
-        self._seen = Seen(None, "")
+        self._choice = PodChoice(None, "")
         self._ready = asyncio.Event()
-        self._look = asyncio.Event()
-        self._carrying: set[asyncio.Task[None]] = set()
+        self._check_now = asyncio.Event()
+        self._connections: set[asyncio.Task[None]] = set()
 
     async def serve(self, listener: socket.socket) -> None:
-        """Until cancelled, or until the API refuses what no patience mends."""
+        """Serve until cancelled, or until the API refuses in a way that retrying does not fix."""
         server = await asyncio.start_server(self._accept, sock=listener)
         try:
             await self._watch()
         finally:
             server.close()
-            for task in self._carrying:
+            for task in self._connections:
                 task.cancel()
-            await asyncio.gather(*self._carrying, return_exceptions=True)
+            await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _watch(self) -> None:
         announced = False
         while True:
-            seen = await self._looked()
-            if seen != self._seen:
-                self._say(seen.words)
-            self._seen = seen
-            if seen.pod is None:
+            choice = await self._choose()
+            if choice != self._choice:
+                self._say(choice.message)
+            self._choice = choice
+            if choice.pod is None:
                 self._ready.clear()
             else:
                 self._ready.set()
                 if not announced:
                     announced = True
                     self._on_ready()
-            self._look.clear()
+            self._check_now.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._look.wait(), POLL_S)
+                await asyncio.wait_for(self._check_now.wait(), POLL_S)
 
-    async def _looked(self) -> Seen:
+    async def _choose(self) -> PodChoice:
         try:
             found = await self._kube.ask(
                 "GET", self._kube.of_namespace("pods"), params={"labelSelector": self._selector}
@@ -93,49 +94,49 @@ class Forward:
         except ApiError as error:
             if error.status in (400, 403, 404):
                 raise
-            return Seen(None, f"{error.what}; trying again")
-        return seen_of(found.get("items", []))
+            return PodChoice(None, f"{error.what}; trying again")
+        return choose_pod(found.get("items", []))
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._carry(reader, writer))
-        self._carrying.add(task)
-        task.add_done_callback(self._carrying.discard)
+        task = asyncio.create_task(self._forward(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         import httpx
         import httpx_ws
 
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(POD_WAIT_S):
                 await self._ready.wait()
-            pod = self._seen.pod
+            pod = self._choice.pod
             api = await self._kube.api()
             url = f"pods/{pod}/portforward"
             async with api.open_websocket(
                 version="v1", url=url, namespace=self._kube.namespace, params={"ports": str(self._port)}
             ) as channel:
-                await _pump(channel, reader, writer)
+                await _copy_both_ways(channel, reader, writer)
         except* (TimeoutError, httpx.HTTPError, httpx_ws.HTTPXWSException, OSError) as group:
-            # The browser tries again by itself; what it needs is that the pods are looked at anew.
-            self._look.set()
+            # The browser retries by itself; it only needs a fresh look at the pods.
+            self._check_now.set()
             for error in _leaves(group):
-                if not isinstance(error, _USUAL_ENDS | httpx_ws.WebSocketDisconnect | httpx_ws.WebSocketNetworkError):
-                    self._say(f"a connection to {self._seen.pod or 'the pod'} failed: {_first_line(error)}")
+                if not isinstance(error, _NORMAL_ENDS | httpx_ws.WebSocketDisconnect | httpx_ws.WebSocketNetworkError):
+                    self._say(f"a connection to {self._choice.pod or 'the pod'} failed: {_first_line(error)}")
         finally:
             writer.close()
 
 
-async def _pump(channel: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Both ways, until one side has no more to say."""
-    ways = [asyncio.create_task(_send(channel, reader)), asyncio.create_task(_receive(channel, writer))]
+async def _copy_both_ways(channel: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy in both directions until one side ends."""
+    copies = [asyncio.create_task(_send(channel, reader)), asyncio.create_task(_receive(channel, writer))]
     try:
-        done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        for way in done:
-            way.result()
+        done, _ = await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
+        for copy in done:
+            copy.result()
     finally:
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
+        for copy in copies:
+            copy.cancel()
+        await asyncio.gather(*copies, return_exceptions=True)
 
 
 async def _send(channel: Any, reader: asyncio.StreamReader) -> None:
@@ -144,12 +145,12 @@ async def _send(channel: Any, reader: asyncio.StreamReader) -> None:
 
 
 async def _receive(channel: Any, writer: asyncio.StreamWriter) -> None:
-    begun: set[int] = set()
+    started: set[int] = set()
     while True:
         message: bytes = await channel.receive_bytes()
         kind, data = message[0], message[1:]
-        if kind not in begun:
-            begun.add(kind)  # each channel begins with the number of its port
+        if kind not in started:
+            started.add(kind)  # the first message of a channel is the number of its port
         elif kind == ERROR:
             raise ConnectionAbortedError(data.decode(errors="replace"))
         else:
@@ -157,43 +158,35 @@ async def _receive(channel: Any, writer: asyncio.StreamWriter) -> None:
             await writer.drain()
 
 
-def seen_of(pods: list[Json]) -> Seen:
-    """The pod to use among `pods`, or in plain words what it waits for."""
+def choose_pod(pods: list[Json]) -> PodChoice:
+    """The pod to use among `pods`, or what it is waiting for."""
     alive = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
     for pod in alive:
         conditions = {item["type"]: item for item in pod.get("status", {}).get("conditions", [])}
         if conditions.get("Ready", {}).get("status") == "True":
             name = pod["metadata"]["name"]
-            return Seen(name, f"{name} is ready")
+            return PodChoice(name, f"{name} is ready")
     if not alive:
-        return Seen(None, "there is no pod; waiting for one")
-    return Seen(None, _why_not_ready(alive[-1]))
+        return PodChoice(None, "there is no pod; waiting for one")
+    return PodChoice(None, _why_not_ready(alive[-1]))
 
 
 def _why_not_ready(pod: Json) -> str:
     name, status = pod["metadata"]["name"], pod.get("status", {})
     for item in status.get("conditions", []):
         if item["type"] == "PodScheduled" and item["status"] == "False":
-            return f"{name} waits for a node: {item.get('message', item.get('reason', ''))}"
+            return f"{name} is waiting for a node: {item.get('message', item.get('reason', ''))}"
     for item in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
         state = item.get("state", {})
-        waiting, ended = (
-            state.get("waiting", {}),
-            state.get("terminated") or item.get("lastState", {}).get("terminated"),
-        )
-        if waiting.get("reason") in (
-            "ErrImagePull",
-            "ImagePullBackOff",
-            "InvalidImageName",
-            "CreateContainerConfigError",
-        ):
-            return f"{name}: {item['name']} cannot start: {waiting['reason']}: {waiting.get('message', '')}".rstrip(
-                ": "
-            )
+        waiting = state.get("waiting", {})
+        ended = state.get("terminated") or item.get("lastState", {}).get("terminated")
+        if waiting.get("reason") in NEVER_STARTS:
+            why = f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
+            return f"{name}: {item['name']} cannot start: {why}"
         if ended and ended.get("exitCode"):
             return (
-                f"{name}: {item['name']} ended with {ended['exitCode']} ({ended.get('reason', '')}); "
-                f"`kubectl logs {name} -c {item['name']} --previous` says why"
+                f"{name}: {item['name']} exited with {ended['exitCode']} ({ended.get('reason', '')}); "
+                f"see `kubectl logs {name} -c {item['name']} --previous`"
             )
     return f"{name} is starting"
 

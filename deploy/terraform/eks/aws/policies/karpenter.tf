@@ -1,5 +1,5 @@
-# What Karpenter's own reference grants, kept to this account: it may start what carries the cluster's tags, and end
-# only that.
+# The permissions of Karpenter's reference policy, limited to this account: it may start instances with the cluster's tags,
+# and terminate only those.
 
 locals {
   ec2       = "arn:${var.partition}:ec2:${var.region}"

@@ -1,5 +1,5 @@
 # What the AWS Load Balancer Controller needs for network load balancers of Services, on resources with its cluster tag.
-# Application load balancers (certificates, WAF, Shield, Cognito) are left out: nothing of ours makes an Ingress.
+# Application load balancers (certificates, WAF, Shield, Cognito) are not included: no maskfleet chart creates an Ingress.
 
 locals {
   elb        = "arn:${var.partition}:elasticloadbalancing:${var.region}:${var.account_id}"

@@ -1,10 +1,10 @@
 output "service_trust" {
-  description = "Trust of the roles that AWS services take, by role."
+  description = "Trust policies of the roles that AWS services assume, by role."
   value       = local.service_trust
 }
 
 output "workload_trust" {
-  description = "Trust of the roles that service accounts take, by role."
+  description = "Trust policies of the roles that service accounts assume, by role."
   value       = local.workload_trust
 }
 

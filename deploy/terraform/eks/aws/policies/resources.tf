@@ -50,7 +50,8 @@ locals {
     ]
   }
 
-  # Whoever reaches a mount target may mount: the security group decides who does. Root stays out, and so does clear text.
+  # Any client that reaches a mount target may mount; the security group decides who does. Root access and unencrypted
+  # connections are denied.
   efs_clients = {
     Version = "2012-10-17"
     Statement = [

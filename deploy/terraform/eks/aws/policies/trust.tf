@@ -11,7 +11,7 @@ locals {
     staging       = [for name in var.staging_service_accounts : "${var.kubeflow_namespace}:${name}"]
   }
 
-  # Charts give these a role by Pod Identity, where no account or ARN needs to be written into values.
+  # These get their role by Pod Identity, which needs no account or ARN in chart values.
   pod_identity = {
     trainer = var.trainer_service_accounts
     staging = var.staging_service_accounts
@@ -50,7 +50,7 @@ locals {
     }
   }
 
-  # EC2 sends no keys to ask for when it takes a role for an instance.
+  # EC2 sends no condition keys when it assumes the role of an instance.
   service_conditions = {
     control_plane = { StringEquals = { "aws:SourceAccount" = [var.account_id] }, ArnEquals = { "aws:SourceArn" = [local.cluster_arn] } }
     flow_logs     = { StringEquals = { "aws:SourceAccount" = [var.account_id] } }

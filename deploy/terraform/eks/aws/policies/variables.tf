@@ -1,4 +1,4 @@
-# IAM documents as functions of names and ARNs. No provider: Terraform alone can show what any cluster would get.
+# IAM documents as functions of names and ARNs, without a provider, so that Terraform alone can show them for any cluster.
 
 variable "cluster_name" {
   description = "Name of the cluster."

@@ -40,7 +40,7 @@ locals {
     ],
   )
 
-  # No s3:DeleteObject anywhere: results are added, never taken away.
+  # No s3:DeleteObject anywhere: results are added, never deleted.
   write_results = concat(
     [
       {
@@ -62,7 +62,7 @@ locals {
   )
   via_s3 = { StringEquals = { "kms:ViaService" = ["s3.${var.region}.amazonaws.com"] } }
 
-  # The volumes are given by id: the drivers look, and make nothing.
+  # Volumes are referenced by id: the drivers read, and create nothing.
   efs_csi = [
     {
       Sid    = "SeeFileSystem"

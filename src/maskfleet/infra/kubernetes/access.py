@@ -1,4 +1,4 @@
-"""Access to the cluster that the outputs name, and to no other."""
+"""Access to the cluster that Terraform made, and to no other."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from typing import Any
 
 from maskfleet.errors import InfraError
 from maskfleet.infra.terraform.state import State
+from maskfleet.system.kube.client import ApiError, Kube
 
 NEEDED = ("cluster_id", "cluster_endpoint", "cluster_ca", "region")
 
 
 def access_of(state: State) -> dict[str, Any] | None:
-    """What a kubeconfig needs, from the outputs or else from the cluster's own entry; None while there is no address.
+    """What a kubeconfig needs, from the cluster's resource or else the outputs; None while there is no endpoint.
 
-    An apply that failed half way has a cluster, and may have none of its outputs.
+    An apply that failed midway may have a cluster and none of its outputs.
     """
-    found = {name: output.value for name, output in state.outputs.items() if name in NEEDED and output.value}
+    access = {name: output.value for name, output in state.outputs.items() if name in NEEDED and output.value}
     for resource in state.resources:
         if resource.type == "aws_eks_cluster":
-            own = resource.attributes
-            authority = (own.get("certificate_authority") or [{}])[0].get("data")
-            arn = str(own.get("arn") or "").split(":")
-            entry = (own.get("name"), own.get("endpoint"), authority, arn[3] if len(arn) > 3 else None)
-            found |= {name: value for name, value in zip(NEEDED, entry, strict=True) if value}
-    return found if set(found) == set(NEEDED) else None
+            attributes = resource.attributes
+            authority = (attributes.get("certificate_authority") or [{}])[0].get("data")
+            arn = str(attributes.get("arn") or "").split(":")
+            values = (attributes.get("name"), attributes.get("endpoint"), authority, arn[3] if len(arn) > 3 else None)
+            access |= {name: value for name, value in zip(NEEDED, values, strict=True) if value}
+    return access if set(access) == set(NEEDED) else None
 
 
 def kubeconfig_of(outputs: Mapping[str, Any], *, profile: str | None = None) -> dict[str, Any]:
-    """A kubeconfig with one cluster and no secret: its tokens come from `aws eks get-token`."""
+    """A kubeconfig with one cluster and no secret: `aws eks get-token` issues the tokens."""
     name, server, authority, region = (_output(outputs, key) for key in NEEDED)
     user: dict[str, Any] = {
         "apiVersion": "client.authentication.k8s.io/v1beta1",
@@ -48,6 +49,14 @@ def kubeconfig_of(outputs: Mapping[str, Any], *, profile: str | None = None) -> 
     }
 
 
+def reachable(kube: Kube) -> tuple[bool, str]:
+    """(whether the API server answers, its version or why not)."""
+    try:
+        return True, kube.version()
+    except ApiError as error:
+        return False, error.what
+
+
 def update_command(outputs: Mapping[str, Any], *, profile: str | None = None) -> list[str]:
     """The AWS command that adds the cluster to ~/.kube/config."""
     name, region = _output(outputs, "cluster_id"), _output(outputs, "region")
@@ -58,5 +67,7 @@ def update_command(outputs: Mapping[str, Any], *, profile: str | None = None) ->
 def _output(outputs: Mapping[str, Any], name: str) -> str:
     value = outputs.get(name)
     if not isinstance(value, str) or not value:
-        raise InfraError(f"the infrastructure has no output {name}", remedy="maskfleet infra up eks makes the cluster")
+        raise InfraError(
+            f"the infrastructure has no output {name}", remedy="maskfleet infra up eks creates the cluster"
+        )
     return value
