@@ -15,10 +15,10 @@ HandleArgument = Annotated[str, typer.Argument(help="What `maskfleet launch` pri
 
 def status(handle: HandleArgument, as_json: JsonOption = False) -> None:
     """Where a job stands: state, step, restarts, hosts and what happened to them."""
-    from maskfleet.launch.backend import backend_of
-    from maskfleet.launch.job import JobHandle, JobState
+    from maskfleet.launch.backend import backend_of, parse_handle
+    from maskfleet.launch.job import JobState
 
-    parsed = JobHandle.parse(handle)
+    parsed = parse_handle(handle)
     found = backend_of(parsed).status(parsed)
     if as_json:
         print_raw(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
@@ -40,29 +40,27 @@ def logs(
     rank: Annotated[int | None, typer.Option(min=0, help="Only the lines of this rank.", show_default=False)] = None,
 ) -> None:
     """What the ranks of a job said, from its beginning."""
-    from maskfleet.launch.backend import backend_of
-    from maskfleet.launch.job import JobHandle
+    from maskfleet.launch.backend import backend_of, parse_handle
 
-    parsed = JobHandle.parse(handle)
+    parsed = parse_handle(handle)
     for line in backend_of(parsed).logs(parsed, follow=follow, rank=rank):
         print_raw(line)
 
 
 def explain(handle: HandleArgument) -> None:
     """Why a job failed or waits: the first failing rank, the cause in plain words, the next step."""
-    from maskfleet.launch.backend import backend_of
-    from maskfleet.launch.job import JobHandle
+    from maskfleet.launch.backend import backend_of, parse_handle
 
-    parsed = JobHandle.parse(handle)
+    parsed = parse_handle(handle)
     out.print(backend_of(parsed).explain(parsed), markup=False)
 
 
 def cancel(handle: HandleArgument) -> None:
     """Stop a job; it saves first. Cancelling twice, or what has ended, does no harm."""
-    from maskfleet.launch.backend import backend_of
-    from maskfleet.launch.job import JobHandle, JobState
+    from maskfleet.launch.backend import backend_of, parse_handle
+    from maskfleet.launch.job import JobState
 
-    parsed = JobHandle.parse(handle)
+    parsed = parse_handle(handle)
     backend = backend_of(parsed)
     backend.cancel(parsed)
     found = backend.status(parsed)

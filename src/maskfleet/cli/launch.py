@@ -11,8 +11,9 @@ from maskfleet.cli.console import err, print_raw
 from maskfleet.cli.options import ConfigOption, RecipeOption, SetOption
 
 if TYPE_CHECKING:
+    from maskfleet.config.launch import AnyLaunch
     from maskfleet.launch.backend import Backend
-    from maskfleet.launch.job import AnyLaunch, JobHandle
+    from maskfleet.launch.job import JobHandle
 
 
 def launch(
@@ -53,13 +54,9 @@ def launch(
     from maskfleet.config.load import resolve
     from maskfleet.launch.backend import backend_for
     from maskfleet.launch.instances import INSTANCES, with_overrides
-    from maskfleet.launch.job import job_for
-    from maskfleet.launch.slots import slots_for
 
     resolved = resolve(recipe_name=recipe, file=config, sets=list(set_ or []))
-    place = on or (resolved.launch.on if resolved.launch is not None else "local")
     changes: dict[str, Any] = {
-        "nodes": nodes if place in ("sagemaker", "eks") else None,
         "instance": instance,
         "hosts": tuple(part.strip() for part in hosts.split(",")) if hosts else None,
         "hosts_file": str(hosts_file) if hosts_file else None,
@@ -70,15 +67,14 @@ def launch(
         "image": image,
         "namespace": namespace,
         "context": context,
-        "retries" if place == "eks" else "max_restarts": max_restarts,
+        "max_restarts": max_restarts,
         "accept_new_host_keys": True if accept_new else None,
         "detach": True if detach else None,
     }
     target = launch_config(resolved.launch, on, {k: v for k, v in changes.items() if v is not None}, launch_set or [])
     known = with_overrides(instances) if instances is not None else INSTANCES
-    target, slots = slots_for(target, nodes=nodes, known=known)
-    backend = backend_for(target)
-    rendered = backend.render(job_for(resolved.config, target, slots=slots, name=name))
+    backend = backend_for(target, nodes=nodes, known=known)
+    rendered = backend.render(backend.job(resolved.config, name=name))
     if dry_run:
         print_raw(rendered.text())
         return
@@ -89,21 +85,26 @@ def launch(
 
 
 def launch_config(base: AnyLaunch | None, on: str | None, changes: dict[str, Any], sets: list[str]) -> AnyLaunch:
-    """The launch section of the file, if it is for `on`, with the options of the command line."""
+    """The launch section of the file if it is for the target `on`, changed by the options of the command line."""
     from pydantic import ValidationError
 
-    from maskfleet.config.launch import LAUNCH_ADAPTER
+    from maskfleet.config.launch import DEFAULT_TARGET, LAUNCH_ADAPTER, LAUNCH_CLASSES
     from maskfleet.config.launch_errors import launch_problems
     from maskfleet.config.yaml import parse_value
     from maskfleet.errors import ConfigError
 
     data: dict[str, Any] = base.model_dump(mode="python") if base is not None and on in (None, base.on) else {}
-    data["on"] = on or data.get("on", "local")
-    if data["on"] == "ssh" and {"hosts", "hosts_file", "stack"} & changes.keys():
-        data |= {"hosts": (), "hosts_file": None, "stack": None}
+    data["on"] = on or data.get("on", DEFAULT_TARGET)
+    kind = LAUNCH_CLASSES.get(data["on"])
+    if kind is not None:
+        exclusive = getattr(kind, "exclusive_fields", ())
+        if changes.keys() & set(exclusive):
+            data = {field: value for field, value in data.items() if field not in exclusive}
+        if "detach" not in kind.model_fields:  # a run elsewhere continues without this terminal anyway
+            changes.pop("detach", None)
+        if "retries" in kind.model_fields and "max_restarts" in changes:
+            changes["retries"] = changes.pop("max_restarts")
     data |= changes
-    if data["on"] != "local":
-        data.pop("detach", None)
     for text in sets:
         field, equals, value = text.partition("=")
         if not equals:
@@ -126,7 +127,7 @@ def follow(backend: Backend, handle: JobHandle) -> None:
         for line in backend.logs(handle, follow=True):
             print_raw(line)
     except KeyboardInterrupt:
-        if handle.on == "local":
+        if backend.cancels_on_interrupt:
             err.print("stopping; everything is saved first", markup=False)
             backend.cancel(handle)
             raise typer.Exit(130) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter, model_validator
 
@@ -34,6 +34,8 @@ class LocalLaunch(Config):
 
 class SshLaunch(Config):
     """On machines reached by SSH."""
+
+    exclusive_fields: ClassVar[tuple[str, ...]] = ("hosts", "hosts_file", "stack")
 
     on: Literal["ssh"] = "ssh"
     """Where to run."""
@@ -82,8 +84,7 @@ class SshLaunch(Config):
 
     @model_validator(mode="after")
     def _hosts_once(self) -> SshLaunch:
-        named = {"hosts": self.hosts, "hosts_file": self.hosts_file, "stack": self.stack}
-        twice = [name for name, value in named.items() if value]
+        twice = [name for name in self.exclusive_fields if getattr(self, name)]
         if len(twice) > 1:
             raise ValueError(f"{' and '.join(twice)} all name the hosts; set only one")
         return self
@@ -246,5 +247,8 @@ class EksLaunch(Config):
         return self.data_path or self.shared_path
 
 
-LaunchConfig = Annotated[LocalLaunch | SshLaunch | SageMakerLaunch | EksLaunch, Field(discriminator="on")]
-LAUNCH_ADAPTER: TypeAdapter[LocalLaunch | SshLaunch | SageMakerLaunch | EksLaunch] = TypeAdapter(LaunchConfig)
+AnyLaunch = LocalLaunch | SshLaunch | SageMakerLaunch | EksLaunch
+LaunchConfig = Annotated[AnyLaunch, Field(discriminator="on")]
+LAUNCH_ADAPTER: TypeAdapter[AnyLaunch] = TypeAdapter(LaunchConfig)
+LAUNCH_CLASSES: dict[str, type[AnyLaunch]] = {kind.model_fields["on"].default: kind for kind in get_args(AnyLaunch)}
+DEFAULT_TARGET = LocalLaunch().on

@@ -17,8 +17,7 @@ from maskfleet.cli.doctor import _print_table
 from maskfleet.cli.main import app
 from maskfleet.config.launch import EksLaunch
 from maskfleet.launch.eks.doctor import amount, examine_eks
-from maskfleet.launch.local.doctor import Verdict
-from maskfleet.launch.ssh.doctor import Finding
+from maskfleet.launch.findings import Finding, Verdict
 
 LAUNCH = EksLaunch(nodes=2, instance="p4d.24xlarge")
 

@@ -23,9 +23,8 @@ from maskfleet.config.load import load
 from maskfleet.config.recipes import recipe
 from maskfleet.errors import ConfigError, LaunchError
 from maskfleet.launch.eks.backend import EksBackend
-from maskfleet.launch.eks.values import values_text
-from maskfleet.launch.job import JobHandle, Rendered, job_for
-from maskfleet.launch.slots import slots_for
+from maskfleet.launch.eks.mpijob import values_text
+from maskfleet.launch.job import JobHandle, Rendered
 from maskfleet.system.deploy_files import deploy_path
 from maskfleet.system.process import Finished, RecordingShell
 from tools import tool
@@ -45,10 +44,8 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKube]:
 def rendered(run: Any = None, **launch: Any) -> tuple[EksBackend, Rendered, RecordingShell]:
     """A backend with a shell that only remembers, and what it would send for the job r50."""
     shell = RecordingShell()
-    target, slots = slots_for(EksLaunch(**{"image": IMAGE, "nodes": 2, **launch}))
-    assert isinstance(target, EksLaunch)
-    backend = EksBackend(target, run=shell)
-    return backend, backend.render(job_for(run or recipe("standard"), target, slots=slots, name="r50")), shell
+    backend = EksBackend(EksLaunch(**{"image": IMAGE, "nodes": 2, **launch}), run=shell)
+    return backend, backend.render(backend.job(run or recipe("standard"), name="r50")), shell
 
 
 def values_of(**launch: Any) -> dict[str, Any]:
@@ -158,15 +155,15 @@ def test_values_that_follow_from_the_job_are_not_set_twice() -> None:
 
 
 def test_names_are_short_enough_for_what_kubernetes_appends() -> None:
-    launch = EksLaunch(image="i")
-    assert job_for(recipe("demo"), launch, slots=(1,), name="a" * 40).name == "a" * 40
+    backend = EksBackend(EksLaunch(image="i"))
+    assert backend.job(recipe("demo"), name="a" * 40).name == "a" * 40
     with pytest.raises(LaunchError, match="cannot name a job"):
-        job_for(recipe("demo"), launch, slots=(1,), name="a" * 41)
+        backend.job(recipe("demo"), name="a" * 41)
 
 
 def test_a_name_is_good_for_a_service_too() -> None:
     with pytest.raises(LaunchError, match="cannot name a job"):
-        job_for(recipe("demo"), EksLaunch(image="i"), slots=(1,), name="50-epochs")
+        EksBackend(EksLaunch(image="i")).job(recipe("demo"), name="50-epochs")
 
 
 @pytest.mark.parametrize("launch", [{}, {"data_claim": "pv-efs", "data_path": "/efs"}, {"queue": "q", "retries": 0},
@@ -322,10 +319,9 @@ def test_a_missing_helm_is_named(api: FakeKube, monkeypatch: pytest.MonkeyPatch)
     from maskfleet.system.process import run_command
 
     monkeypatch.setenv("PATH", "/nowhere")
-    target = EksLaunch(image="i")
-    backend = EksBackend(target, run=run_command)
+    backend = EksBackend(EksLaunch(image="i"), run=run_command)
     with pytest.raises(LaunchError, match="helm is not installed here"):
-        backend.submit(backend.render(job_for(recipe("demo"), target, slots=(1,), name="r50")))
+        backend.submit(backend.render(backend.job(recipe("demo"), name="r50")))
 
 
 def test_cancel_removes_the_release_and_keeps_its_record(api: FakeKube) -> None:

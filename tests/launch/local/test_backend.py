@@ -16,6 +16,7 @@ from workshop import Workshop
 from maskfleet.config.launch import LocalLaunch
 from maskfleet.config.recipes import recipe
 from maskfleet.errors import LaunchError
+from maskfleet.launch.backend import parse_handle
 from maskfleet.launch.job import JobHandle, JobState, job_for
 from maskfleet.launch.local.backend import LocalBackend
 from maskfleet.launch.supervise.job_files import JobFolder
@@ -35,14 +36,14 @@ def until(condition: Callable[[], object], timeout_s: float = 240) -> None:
 
 
 def run_dir_of(handle: str) -> Path:
-    return Path(JobHandle.parse(handle).path)
+    return Path(parse_handle(handle).path)
 
 
 def test_submit_sends_just_what_render_shows(tmp_path: Path) -> None:
     shell = RecordingShell()
     backend = LocalBackend(LocalLaunch(), run=shell, cwd=tmp_path)
-    rendered = backend.render(job_for(recipe("demo"), LocalLaunch(), slots=(2,), name="a"))
-    assert rendered == backend.render(job_for(recipe("demo"), LocalLaunch(), slots=(2,), name="a"))
+    rendered = backend.render(job_for(recipe("demo"), slots=(2,), name="a"))
+    assert rendered == backend.render(job_for(recipe("demo"), slots=(2,), name="a"))
     handle = backend.submit(rendered)
     assert handle == JobHandle("local", "", str(tmp_path / "runs" / "a"))
     assert shell.detached == [list(command) for command in rendered.commands]
@@ -55,9 +56,9 @@ def test_submit_sends_just_what_render_shows(tmp_path: Path) -> None:
 
 def test_another_run_under_the_same_name_is_refused(tmp_path: Path) -> None:
     backend = LocalBackend(LocalLaunch(), run=RecordingShell(), cwd=tmp_path)
-    backend.submit(backend.render(job_for(recipe("demo"), LocalLaunch(), slots=(1,), name="a")))
+    backend.submit(backend.render(job_for(recipe("demo"), slots=(1,), name="a")))
     with pytest.raises(LaunchError, match="already"):
-        backend.submit(backend.render(job_for(recipe("demo"), LocalLaunch(), slots=(1,), name="a")))
+        backend.submit(backend.render(job_for(recipe("demo"), slots=(1,), name="a")))
 
 
 def test_a_dry_run_sends_nothing(workshop: Workshop) -> None:

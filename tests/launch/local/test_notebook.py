@@ -282,7 +282,7 @@ def test_a_server_that_ends_by_itself_ends_the_other_and_says_why(
 @pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGHUP])
 def test_a_notebook_whose_terminal_closes_leaves_no_server_behind(told: signal.Signals, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from maskfleet.launch import notebook_local as it;"
+        "import sys; from pathlib import Path; from maskfleet.launch.local import notebook as it;"
         "two = it.LocalServers(('sleep', '600'), ('sleep', '600'), '', '', '');"
         "it.servers_for = lambda *_, **__: two;"
         f"it.serve(Path(sys.argv[1]), port={free_port(2)}, on_ready=lambda _: print('up', flush=True))"

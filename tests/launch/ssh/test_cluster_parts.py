@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from maskfleet.config.launch import SshLaunch
 from maskfleet.config.recipes import recipe
 from maskfleet.errors import LaunchError
-from maskfleet.launch.job import JobState, job_for
-from maskfleet.launch.local.doctor import Verdict
+from maskfleet.launch.findings import Verdict
+from maskfleet.launch.job import JobState
 from maskfleet.launch.ssh.backend import SshBackend
 from maskfleet.launch.ssh.doctor import Facts, judge_host, judge_together
 from maskfleet.launch.ssh.probe import takes_locks
@@ -32,7 +32,7 @@ from maskfleet.launch.supervise.child import tidied, write_line
 from maskfleet.launch.supervise.commands import bare_address, torchrun
 from maskfleet.launch.supervise.connectivity import CUT_S, Reach
 from maskfleet.launch.supervise.job_files import Beat, Endpoint, Host, Job, JobFolder, locked
-from maskfleet.launch.supervise.peers import GRACE_S, LOST_S, Peers
+from maskfleet.launch.supervise.lost_hosts import GRACE_S, LOST_S, Peers
 from maskfleet.launch.supervise.prepare import refuse_running
 from maskfleet.launch.supervise.status import log_lines, status_of
 from maskfleet.launch.supervise.supervisor import Supervisor, ssh_target
@@ -78,15 +78,16 @@ def test_a_real_shell_does_no_harm_with_any_argument(tmp_path: Path) -> None:
 
 
 def test_what_is_sent_to_hosts_is_as_recorded() -> None:
-    rendered = SshBackend(LAUNCH).render(job_for(recipe("demo"), LAUNCH, slots=(2, 4), name="golden"))
+    backend = SshBackend(LAUNCH)
+    rendered = backend.render(backend.job(recipe("demo"), name="golden"))
     files = {name: content for name, content in rendered.files.items() if "run.yaml" not in name}
     sent = {"files": files, "commands": [list(command) for command in rendered.commands]}
     assert sent == json.loads((GOLDEN / "ssh.json").read_text())
 
 
 def test_rendering_twice_gives_the_same_bytes_even_with_a_wheel() -> None:
-    launch = SshLaunch(hosts=("a",))
-    first, second = (SshBackend(launch).render(job_for(recipe("demo"), launch, slots=(1,), name="x")) for _ in range(2))
+    backend = SshBackend(SshLaunch(hosts=("a",)))
+    first, second = (backend.render(backend.job(recipe("demo"), name="x")) for _ in range(2))
     assert first == second
     assert first.text() == second.text()
 

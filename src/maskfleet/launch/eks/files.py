@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from maskfleet.errors import LaunchError
-from maskfleet.launch.eks.reason import reason_of
-from maskfleet.launch.eks.release import Place, place_of, record_of
-from maskfleet.launch.eks.status import Snapshot
+from maskfleet.errors import ConfigError, LaunchError
+from maskfleet.launch.eks.explain import reason_of
+from maskfleet.launch.eks.handle import launch_of
+from maskfleet.launch.eks.release import RunStorage, record_of, storage_of
+from maskfleet.launch.eks.status import JobSnapshot
 from maskfleet.launch.files.agent import RefusedError, parts_of
-from maskfleet.launch.files.transfer import AGENT, Stream, Volume
+from maskfleet.launch.files.transfer import AGENT, RunFiles, Stream, Volume
+from maskfleet.launch.job import JobHandle
 from maskfleet.system.kube.client import ApiError, Json, Kube
 from maskfleet.system.kube.exec import process_in
 from maskfleet.system.signals import leaving_in_order
@@ -28,25 +30,39 @@ STARTING = ("ContainerCreating", "PodInitializing", "ErrImagePull", None)  # Err
 
 
 @contextlib.contextmanager
+def run_files(handle: JobHandle, *, writable: bool, is_file: bool, report: Callable[[str], None]) -> Iterator[RunFiles]:
+    """What `handle`, RELEASE or RELEASE/PATH, refers to."""
+    launch = launch_of(handle)
+    release, slash, path = handle.path.partition("/")
+    if is_file and not slash:
+        raise ConfigError(f"{handle} names a run, not a file in it", remedy=f"write {handle}/PATH")
+    with (
+        Kube(context=launch.context, namespace=launch.namespace) as kube,
+        volume_of(kube, release, path, writable=writable, report=report) as volume,
+    ):
+        yield RunFiles(volume, kube.run)
+
+
+@contextlib.contextmanager
 def volume_of(
-    kube: Kube, release: str, path: str, *, writable: bool = False, told: Callable[[str], None] = lambda text: None
+    kube: Kube, release: str, path: str, *, writable: bool = False, report: Callable[[str], None] = lambda text: None
 ) -> Iterator[Volume]:
     """The volume of `release` at `path`: below the run's folder, or below the volume's root if it begins with `/`."""
-    place = place_of(record_of(kube, release), release)
-    below = path.lstrip("/") if path.startswith("/") else f"{place.folder}/{path}".rstrip("/")
+    storage = storage_of(record_of(kube, release), release)
+    below = path.lstrip("/") if path.startswith("/") else f"{storage.folder}/{path}".rstrip("/")
     _refuse_way_out(below)
     name = f"{release}-files-{secrets.token_hex(3)}"
     pod_path = kube.of_namespace("pods", name)
     with leaving_in_order():
-        kube.create(kube.of_namespace("pods"), pod_for(name, release, place, writable=writable))
+        kube.create(kube.of_namespace("pods"), pod_for(name, release, storage, writable=writable))
         try:
-            told(f"starting pod {name}")
-            _await_start(kube, release, name, told=told)
+            report(f"starting pod {name}")
+            _await_start(kube, release, name, report=report)
 
             def opener() -> AbstractAsyncContextManager[Stream]:
                 return process_in(kube, name, CONTAINER, ("python3", *AGENT))
 
-            yield Volume(opener, {"root": place.mount, "path": below})
+            yield Volume(opener, {"root": storage.mount, "path": below})
         finally:
             kube.delete(pod_path, grace_s=0)
 
@@ -59,7 +75,7 @@ def _refuse_way_out(path: str) -> None:
         raise LaunchError(str(error), remedy="see what is there with `maskfleet ls`") from error
 
 
-def pod_for(name: str, release: str, place: Place, *, writable: bool) -> Json:
+def pod_for(name: str, release: str, storage: RunStorage, *, writable: bool) -> Json:
     """A pod that does nothing but hold the volume, without any right in the cluster or on its node."""
     labels = {
         "app.kubernetes.io/name": "maskfleet-files",
@@ -72,7 +88,7 @@ def pod_for(name: str, release: str, place: Place, *, writable: bool) -> Json:
     safe["seccompProfile"] = {"type": "RuntimeDefault"}
     container = {
         "name": CONTAINER,
-        "image": place.image,
+        "image": storage.image,
         "command": ["python3", *AGENT, "wait", str(IDLE_S)],
         "securityContext": {
             **safe,
@@ -85,7 +101,7 @@ def pod_for(name: str, release: str, place: Place, *, writable: bool) -> Json:
             "requests": {"cpu": "100m", "memory": "128Mi"},
             "limits": {"cpu": "1", "memory": "512Mi"},
         },
-        "volumeMounts": [{"name": "shared", "mountPath": place.mount, "readOnly": not writable}],
+        "volumeMounts": [{"name": "shared", "mountPath": storage.mount, "readOnly": not writable}],
     }
     return {
         "apiVersion": "v1",
@@ -98,9 +114,9 @@ def pod_for(name: str, release: str, place: Place, *, writable: bool) -> Json:
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": safe,
-            "imagePullSecrets": [{"name": secret} for secret in place.pull_secrets],
+            "imagePullSecrets": [{"name": secret} for secret in storage.pull_secrets],
             "containers": [container],
-            "volumes": [{"name": "shared", "persistentVolumeClaim": {"claimName": place.claim}}],
+            "volumes": [{"name": "shared", "persistentVolumeClaim": {"claimName": storage.claim}}],
         },
     }
 
@@ -110,7 +126,7 @@ def _await_start(
     release: str,
     name: str,
     *,
-    told: Callable[[str], None],
+    report: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
@@ -129,7 +145,7 @@ def _await_start(
             raise _stuck(kube, release, pod)
         words = _waits_for(status)
         if words not in ("", said):
-            told(f"{name} waits: {words}")
+            report(f"{name} waits: {words}")
             said = words
         if clock() > deadline:
             raise _stuck(kube, release, pod)
@@ -153,7 +169,7 @@ def _stuck(kube: Kube, release: str, pod: Json) -> LaunchError:
         events = kube.items(kube.of_namespace("events"), fieldSelector=f"involvedObject.name={name}")
     except ApiError:
         events = []  # the pod's own state says most of it
-    reason = reason_of(Snapshot(release, pods=[pod], events=events))
+    reason = reason_of(JobSnapshot(release, pods=[pod], events=events))
     if reason is None:
         phase = pod.get("status", {}).get("phase")
         return LaunchError(f"pod {name}, which would read the files, is {phase}", remedy="try again")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime
 
 from maskfleet.errors import LaunchError
-from maskfleet.launch.eks.reason import reason_of
+from maskfleet.launch.eks.explain import reason_of
 from maskfleet.launch.eks.status import (
     JOB_LABEL,
     LAUNCHER,
@@ -17,7 +17,7 @@ from maskfleet.launch.eks.status import (
     is_finished,
     mpijob_of,
     status_from,
-    take,
+    take_snapshot,
 )
 from maskfleet.launch.job import JobHandle, JobState
 from maskfleet.system.kube.client import ApiError, Json, Kube
@@ -202,8 +202,8 @@ class _Follower:
         if self._clock() - self._told_at < LOOK_S:
             return
         self._told_at = self._clock()
-        shot = take(self._reader.kube, self._reader.release, with_tail=False)
-        status, reason = status_from(shot), reason_of(shot)
+        snapshot = take_snapshot(self._reader.kube, self._reader.release, with_tail=False)
+        status, reason = status_from(snapshot), reason_of(snapshot)
         told = f"{status.state}: {status.detail}" if status.detail else str(status.state)
         if reason is not None:
             told += f" ({reason.name}: {reason.meaning})"
@@ -225,7 +225,7 @@ def split_stamp(line: str) -> tuple[str, str]:
 
 def _silence(kube: Kube, handle: JobHandle) -> Iterator[str]:
     """Why there is no line at all."""
-    status = status_from(take(kube, handle.path, with_tail=False))
+    status = status_from(take_snapshot(kube, handle.path, with_tail=False))
     if status.state is JobState.UNKNOWN:
         raise LaunchError(status.detail, remedy="check the handle, its namespace and its context")
     if status.state.is_final:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import base64
+import getpass
 import hashlib
 import json
 import re
 import secrets
 import ssl
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from maskfleet.errors import LaunchError
-from maskfleet.launch.eks.backend import launch_of, release_of
+from maskfleet.launch.backend import NotebookOptions
+from maskfleet.launch.eks.handle import launch_of, release_of
 from maskfleet.launch.job import JobHandle
 from maskfleet.system.deploy_files import deploy_path
 from maskfleet.system.kube.client import Kube
+from maskfleet.system.kube.port_forward import Forward, bound_socket
 from maskfleet.system.process import Finished, Shell
 
 USER = "fleet"
@@ -33,47 +37,45 @@ _TAGGED = re.compile(r"(?P<name>.+/)?[^/:@]+:[^/:@]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
-    """Where a release is."""
+class RunRelease:
+    """The release of a run, in a namespace of a cluster."""
 
     context: str | None
     namespace: str
-    release: str
+    name: str
 
     @classmethod
-    def of(cls, handle: JobHandle) -> Cluster:
+    def of(cls, handle: JobHandle) -> RunRelease:
         """What `eks://CONTEXT@NAMESPACE/RELEASE` means."""
-        if handle.on != "eks":
-            raise LaunchError(f"{handle} is not a run on EKS", remedy="give the handle that `maskfleet launch` printed")
         launch = launch_of(handle)
         return cls(launch.context, launch.namespace, release_of(handle))
 
     @property
     def notebook(self) -> str:
-        """The release of the run's notebook; a long name is cut, and told apart by a checksum."""
-        room = LONGEST_RELEASE - len(SUFFIX)
-        if len(self.release) <= room:
-            return f"{self.release}{SUFFIX}"
-        checksum = hashlib.sha256(self.release.encode()).hexdigest()[:8]
-        return f"{self.release[: room - 9].rstrip('-')}-{checksum}{SUFFIX}"
+        """The release of the run's notebook; a long name is cut, and a checksum keeps it unique."""
+        longest = LONGEST_RELEASE - len(SUFFIX)
+        if len(self.name) <= longest:
+            return f"{self.name}{SUFFIX}"
+        checksum = hashlib.sha256(self.name.encode()).hexdigest()[:8]
+        return f"{self.name[: longest - 9].rstrip('-')}-{checksum}{SUFFIX}"
 
 
 class NotebookRelease:
-    """The notebook of one run, as helm knows it."""
+    """The notebook of one run as a helm release."""
 
-    def __init__(self, cluster: Cluster, *, run: Shell) -> None:
-        self.cluster, self._run = cluster, run
+    def __init__(self, release: RunRelease, *, run: Shell) -> None:
+        self.release, self._run = release, run
 
     def values(self) -> Values | None:
         """What the notebook was installed with; None if there is none."""
-        return self._values_of(self.cluster.notebook)
+        return self._values_of(self.release.notebook)
 
     def run_values(self) -> Values:
         """All values of the run's own release."""
-        found = self._values_of(self.cluster.release, "--all")
+        found = self._values_of(self.release.name, "--all")
         if found is None:
             raise LaunchError(
-                f"there is no release {self.cluster.release} in the namespace {self.cluster.namespace}",
+                f"there is no release {self.release.name} in the namespace {self.release.namespace}",
                 remedy="check the handle; `helm list --all` shows what is there",
             )
         return found
@@ -81,20 +83,20 @@ class NotebookRelease:
     def install(self, values: Values) -> None:
         """Install or change it; values go in by standard input, since a command line can be read by others."""
         chart = str(deploy_path("helm", "notebook"))
-        command = ["upgrade", "--install", self.cluster.notebook, chart, "--values", "-"]
+        command = ["upgrade", "--install", self.release.notebook, chart, "--values", "-"]
         done = self._helm(*command, stdin=json.dumps(values))
         if done.code != 0:
             raise LaunchError(
-                f"helm did not install {self.cluster.notebook}: {_last_words(done)}",
-                remedy="it names the missing value or permission; docs/run-anywhere/eks/notebook.md lists the values",
+                f"helm did not install {self.release.notebook}: {_last_words(done)}",
+                remedy="it names the value or the right that is missing; docs/eks-notebook.md lists the values",
             )
 
     def stop(self) -> bool:
         """Remove it; False if there was none."""
-        done = self._helm("uninstall", self.cluster.notebook)
+        done = self._helm("uninstall", self.release.notebook)
         if done.code != 0 and "not found" not in done.err:
             raise LaunchError(
-                f"helm did not remove {self.cluster.notebook}: {_last_words(done)}", remedy="mend that, then try again"
+                f"helm did not remove {self.release.notebook}: {_last_words(done)}", remedy="fix that, then try again"
             )
         return done.code == 0
 
@@ -112,24 +114,55 @@ class NotebookRelease:
         return values
 
     def _helm(self, *command: str, stdin: str = "") -> Finished:
-        place = ["--namespace", self.cluster.namespace]
-        if self.cluster.context is not None:
-            place += ["--kube-context", self.cluster.context]
-        return self._run(["helm", *command, *place], stdin, timeout_s=HELM_S)
+        cluster = ["--namespace", self.release.namespace]
+        if self.release.context is not None:
+            cluster += ["--kube-context", self.release.context]
+        return self._run(["helm", *command, *cluster], stdin, timeout_s=HELM_S)
+
+
+def serve(handle: JobHandle, options: NotebookOptions, *, run: Shell) -> None:
+    """Install the notebook of a run if needed, and forward its port until Ctrl-C."""
+    release = RunRelease.of(handle)
+    with bound_socket(options.port) as listener, Kube(context=release.context, namespace=release.namespace) as kube:
+        values = ensured(
+            NotebookRelease(release, run=run),
+            image=options.image,
+            instance=options.instance,
+            ask=_piped_password if options.password_stdin else lambda: _typed_password(options.say),
+            renew=options.new_password or options.password_stdin,
+        )
+
+        def show() -> None:
+            url = f"https://127.0.0.1:{options.port}"
+            options.show(f"{url}/lab", f"{url}/tensorboard/")
+            options.say(f"log in as {values.get('user', USER)}; Ctrl-C ends the forward,")
+            options.say(f"`maskfleet notebook {handle} --stop` the notebook")
+
+        fingerprint = certificate_fingerprint(kube, release.notebook, values)
+        if fingerprint:
+            options.say(f"the certificate is self-signed; its SHA-256 fingerprint is\n{fingerprint}")
+        forward = Forward(
+            kube,
+            selector=f"app.kubernetes.io/name=maskfleet-notebook,app.kubernetes.io/instance={release.notebook}",
+            port=values.get("proxy", {}).get("port", PORT),
+            say=options.say,
+            on_ready=show,
+        )
+        kube.run(forward.serve(listener))
 
 
 def ensured(
-    release: NotebookRelease, *, image: str | None, instance: str | None, ask: Callable[[], str], renew: bool
+    notebook: NotebookRelease, *, image: str | None, instance: str | None, ask: Callable[[], str], renew: bool
 ) -> Values:
-    """The values of the notebook, which is installed if it is not there and changed where something else is wanted.
+    """Install the notebook if it is missing, or change what the options change; returns its values.
 
-    `ask` gives the password of a new notebook, or another one if the old is to be replaced (`renew`).
+    `ask` returns the password of a new notebook, or the one that replaces the old (`renew`).
     """
-    current = release.values()
+    current = notebook.values()
     if current is not None and not (image or instance or renew):
         return current
     if current is None:
-        wanted = values_for(release.run_values(), release.cluster.release, image=image, instance=instance)
+        wanted = values_for(notebook.run_values(), notebook.release.name, image=image, instance=instance)
     else:
         wanted = {
             **current,
@@ -138,7 +171,7 @@ def ensured(
         }
     if current is None or renew:
         wanted |= {"user": USER, "htpasswd": bcrypt_hash(checked_password(ask())), "existing_secret": ""}
-    release.install(wanted)
+    notebook.install(wanted)
     return wanted
 
 
@@ -168,7 +201,7 @@ def notebook_image(image: str) -> str:
     if not _TAGGED.fullmatch(image):
         raise LaunchError(
             f"which notebook image belongs to {image or 'the run'} is not known",
-            remedy="build deploy/docker/notebook (docs/run-anywhere/eks/notebook.md) and name it with --image",
+            remedy="build deploy/docker/notebook (docs/eks-notebook.md) and name it with --image",
         )
     return f"{image}{SUFFIX}"
 
@@ -198,6 +231,25 @@ def checked_password(password: str) -> str:
     if problem:
         raise LaunchError(problem, remedy="choose another, or leave it empty to have one made")
     return password
+
+
+def _piped_password() -> str:
+    return sys.stdin.readline().rstrip("\r\n")
+
+
+def _typed_password(say: Callable[[str], None]) -> str:
+    """A password typed twice; for an empty one a random password is made and shown once."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise LaunchError("there is no terminal to ask for a password", remedy="pipe one in, with --password-stdin")
+    typed = getpass.getpass("Password for the notebook (empty: make one): ")
+    if not typed:
+        made = random_password()
+        say(f"the password, shown only now: {made}")
+        return made
+    checked_password(typed)
+    if getpass.getpass("The same again: ") != typed:
+        raise LaunchError("the two passwords differ", remedy="try again")
+    return typed
 
 
 def random_password() -> str:

@@ -16,7 +16,7 @@ CHART = "train"
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ReleaseRecord:
     """The newest revision of a release."""
 
     status: str  # deployed, uninstalled, failed, pending-install, …
@@ -30,7 +30,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunStorage:
     """Where the files of a run are, and what can look at them."""
 
     mount: str  # /fsx
@@ -40,7 +40,7 @@ class Place:
     pull_secrets: tuple[str, ...] = ()
 
 
-def record_of(kube: Kube, release: str) -> Record | None:
+def record_of(kube: Kube, release: str) -> ReleaseRecord | None:
     """The newest record of `release`; None where there is none, or where it may not be read."""
     try:
         secrets = kube.items(kube.of_namespace("secrets"), labelSelector=f"owner=helm,name={release}")
@@ -54,14 +54,14 @@ def record_of(kube: Kube, release: str) -> Record | None:
     return read_record(newest)
 
 
-def read_record(secret: Json) -> Record:
+def read_record(secret: Json) -> ReleaseRecord:
     """The record that helm packed into `secret`."""
     try:
         packed = base64.b64decode(base64.b64decode(secret["data"]["release"]))
         data = json.loads(gzip.decompress(packed) if packed[:2] == b"\x1f\x8b" else packed)
         info, chart = data["info"], data["chart"]
         values = _merged(chart.get("values") or {}, data.get("config") or {})
-        return Record(info["status"], info.get("description", ""), chart["metadata"]["name"], values)
+        return ReleaseRecord(info["status"], info.get("description", ""), chart["metadata"]["name"], values)
     except (KeyError, ValueError, TypeError, OSError, binascii.Error) as error:
         raise LaunchError(
             f"helm's record {secret.get('metadata', {}).get('name')} cannot be read: {error}",
@@ -69,7 +69,7 @@ def read_record(secret: Json) -> Record:
         ) from error
 
 
-def place_of(record: Record | None, release: str) -> Place:
+def storage_of(record: ReleaseRecord | None, release: str) -> RunStorage:
     """Where the run of `release` keeps its files, as its values say."""
     values = record.values if record is not None else {}
     if record is None or not values.get("shared_pvc") or not values.get("shared_fs") or not values.get("image"):
@@ -81,7 +81,7 @@ def place_of(record: Record | None, release: str) -> Place:
     secrets = values.get("image_pull_secrets") or []
     names = tuple(str(one["name"] if isinstance(one, dict) else one) for one in secrets)
     folder = f"{values.get('log_dir') or 'logs'}/{values.get('run_id') or release}"
-    return Place(f"/{values['shared_fs']}", values["shared_pvc"], folder, values["image"], names)
+    return RunStorage(f"/{values['shared_fs']}", values["shared_pvc"], folder, values["image"], names)
 
 
 def _merged(base: Json, changes: Json) -> Json:

@@ -10,13 +10,13 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from maskfleet.errors import LaunchError
+from maskfleet.errors import ConfigError, LaunchError
 from maskfleet.launch.files import agent as volume_agent
 from maskfleet.launch.files.agent import CHUNK, DRAFT
 
@@ -43,7 +43,7 @@ Opener = Callable[[], AbstractAsyncContextManager[Stream]]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FileEntry:
     """One file, folder, link or other thing on a volume."""
 
     path: str
@@ -62,23 +62,54 @@ class Fetched:
     left_out: list[str] = field(default_factory=list)  # with why
 
 
+class RunFiles:
+    """What a handle refers to: a run directory, or something in it; `run` drives the coroutines of `volume`."""
+
+    def __init__(
+        self, volume: Volume, run: Callable[[Coroutine[Any, Any, Any]], Any], *, folder: Path | None = None
+    ) -> None:
+        self._volume, self._run, self._folder = volume, run, folder
+
+    def entries(self) -> list[FileEntry]:
+        """What is there; for a file, one entry without a name."""
+        found: list[FileEntry] = self._run(self._volume.entries())
+        return found
+
+    def fetch(self, folder: Path, report: Callable[[str], None] = lambda text: None) -> Fetched:
+        """Copy all of it into `folder`, verified; resumes an earlier fetch."""
+        if self._folder is not None and folder.resolve() == self._folder.resolve():
+            raise ConfigError(f"{folder} is the run itself", remedy="name another folder")
+        done: Fetched = self._run(self._volume.fetch(folder, report))
+        return done
+
+    def get(self, target: Path) -> Fetched:
+        """Copy the file that the handle names to `target`."""
+        done: Fetched = self._run(self._volume.get(target))
+        return done
+
+    def put(self, source: Path) -> int:
+        """Send `source` to the path of the handle; returns the number of bytes sent."""
+        sent: int = self._run(self._volume.put(source))
+        return sent
+
+
 class Volume:
     """What an agent, opened by `opener`, sees at `where`: root and path, or something inside of a run's folder."""
 
     def __init__(self, opener: Opener, where: dict[str, str], *, pause_s: float = 1.0) -> None:
         self._open, self._where, self._pause_s = opener, where, pause_s
 
-    async def entries(self, *, deep: bool = False) -> list[Entry]:
+    async def entries(self, *, deep: bool = False) -> list[FileEntry]:
         """What is there; of a file, the one entry without a name."""
         async with self._open() as stream:
             lines = _Lines(stream)
             await lines.say({"op": "list", **self._where, "deep": deep})
             found = []
             while "end" not in (one := await lines.hear()):
-                found.append(Entry(**one))
+                found.append(FileEntry(**one))
         return found
 
-    async def fetch(self, folder: Path, told: Callable[[str], None] = lambda text: None) -> Fetched:
+    async def fetch(self, folder: Path, report: Callable[[str], None] = lambda text: None) -> Fetched:
         """Copy all files into `folder`; what is there already, whole or in part, is not sent again."""
         found = await self.entries(deep=True)
         if [one.path for one in found] == [""]:
@@ -86,7 +117,7 @@ class Volume:
         done = Fetched(left_out=[f"{one.path}: a {one.kind}" for one in found if one.kind not in ("file", "folder")])
         folder.mkdir(parents=True, exist_ok=True)
         targets = [(one.path, _target(folder, one.path)) for one in found if one.kind == "file"]
-        await self._fetch_all(targets, done, told)
+        await self._fetch_all(targets, done, report)
         return done
 
     async def get(self, target: Path) -> Fetched:
@@ -124,20 +155,20 @@ class Volume:
                     raise
                 await asyncio.sleep(self._pause_s)
 
-    async def _fetch_all(self, left: list[tuple[str, Path]], done: Fetched, told: Callable[[str], None]) -> None:
+    async def _fetch_all(self, left: list[tuple[str, Path]], done: Fetched, report: Callable[[str], None]) -> None:
         broken = 0
         while left:
             before = _progress(left)
             try:
-                await self._fetch_some(left, done, told)
+                await self._fetch_some(left, done, report)
             except BrokenError as error:
                 broken = broken + 1 if _progress(left) == before else 1
                 if broken >= TRIES:
                     raise
-                told(f"{error.what}; going on where it broke")
+                report(f"{error.what}; going on where it broke")
                 await asyncio.sleep(self._pause_s)
 
-    async def _fetch_some(self, left: list[tuple[str, Path]], done: Fetched, told: Callable[[str], None]) -> None:
+    async def _fetch_some(self, left: list[tuple[str, Path]], done: Fetched, report: Callable[[str], None]) -> None:
         """One connection's worth; what is complete is taken off `left`."""
         drafts = [_Draft(name, target) for name, target in left[:BATCH]]
         async with self._open() as stream:
@@ -152,7 +183,7 @@ class Volume:
                     done.left_out.append(str(header["error"]))
                 else:
                     await _take(lines, draft, header, done)
-                    told(draft.name)
+                    report(draft.name)
                 left.pop(0)
 
 

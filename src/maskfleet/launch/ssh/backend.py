@@ -7,18 +7,27 @@ import contextlib
 import inspect
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Self
 
 import asyncssh
 
 from maskfleet.config.launch import SshLaunch
 from maskfleet.config.load import RUN_FILE
+from maskfleet.config.run import RunConfig
 from maskfleet.errors import LaunchError
-from maskfleet.launch.job import JobHandle, JobSpec, JobState, JobStatus, Rendered
-from maskfleet.launch.slots import hosts_of
+from maskfleet.launch.backend import Backend
+from maskfleet.launch.files.transfer import RunFiles
+from maskfleet.launch.findings import Finding
+from maskfleet.launch.instances import INSTANCES, Instance
+from maskfleet.launch.job import JobHandle, JobSpec, JobState, JobStatus, Rendered, job_for
 from maskfleet.launch.ssh import environment
 from maskfleet.launch.ssh.connect import Ask, Connection, ask_on_terminal, connect
+from maskfleet.launch.ssh.doctor import examine_hosts
+from maskfleet.launch.ssh.files import remote_path, run_files
+from maskfleet.launch.ssh.hosts import hosts_of
 from maskfleet.launch.ssh.wheel import built_wheel
 from maskfleet.launch.supervise.job_files import LAUNCH, Job
 from maskfleet.launch.supervise.prepare import INCOMING, JOB_FILE
@@ -30,17 +39,36 @@ TEND_S = 10  # between looks for hosts to bring back
 logger = logging.getLogger("maskfleet")
 
 
-class SshBackend:
-    """Runs a job on the hosts of `launch`, in RUN_ROOT/runs/NAME, which all of them see."""
+class SshBackend(Backend):
+    """Runs a job on the hosts of `launch`, in RUN_ROOT/runs/NAME, which all of them share."""
 
-    def __init__(self, launch: SshLaunch, *, ask: Ask = ask_on_terminal) -> None:
+    def __init__(
+        self,
+        launch: SshLaunch,
+        *,
+        nodes: int | None = None,
+        known: Mapping[str, Instance] = INSTANCES,
+        ask: Ask = ask_on_terminal,
+    ) -> None:
         self._launch, self._ask = launch, ask
-        self._hosts = hosts_of(launch)
+        hosts = hosts_of(launch, known=known)
+        if nodes is not None and nodes > len(hosts):
+            raise LaunchError(f"--nodes {nodes}, but there are only {len(hosts)} hosts", remedy="name more hosts")
+        self.hosts = hosts[:nodes]
+        self.slots = tuple(host.slots for host in self.hosts)
+
+    @classmethod
+    def for_handle(cls, handle: JobHandle) -> Self:
+        return cls(SshLaunch(hosts=tuple(handle.location.split(","))))
+
+    def job(self, run: RunConfig, *, name: str | None = None) -> JobSpec:
+        launch = self._launch
+        return job_for(run, slots=self.slots, name=name, min_nodes=launch.min_nodes, max_restarts=launch.max_restarts)
 
     def render(self, job: JobSpec) -> Rendered:
         launch, root = self._launch, self._launch.run_root.rstrip("/")
         run_dir, folder = f"{root}/runs/{job.name}", launch.environment
-        first, blobs, setup = self._hosts[0].address, {}, []
+        first, blobs, setup = self.hosts[0].address, {}, []
         files: dict[str, str] = {}
         if folder is None:
             digest, name, wheel = built_wheel()
@@ -53,7 +81,7 @@ class SshBackend:
         plan = Job(
             name=job.name,
             starter=launch.starter,
-            hosts=tuple(self._hosts),
+            hosts=tuple(self.hosts),
             min_nodes=job.min_nodes,
             max_restarts=job.max_restarts,
             port=launch.rendezvous_port,
@@ -66,9 +94,9 @@ class SshBackend:
         files[f"{run_dir}/{REMOTE}"] = f"#!/bin/sh\n{ask}\n"
         remote = f"{run_dir}/{REMOTE}"
         check = remote_line([python, "-c", "import maskfleet.launch.supervise.supervisor, torch"])
-        commands = [*setup, *(("ssh", host.address, "--", check) for host in self._hosts)]
+        commands = [*setup, *(("ssh", host.address, "--", check) for host in self.hosts)]
         commands.append(("ssh", first, "--", remote_line(["sh", remote, "place"])))
-        for index, host in enumerate(self._hosts):
+        for index, host in enumerate(self.hosts):
             commands.append(("ssh", host.address, "--", remote_line(["sh", remote, "start", str(index)])))
         return Rendered(job.name, files, tuple(commands), blobs)
 
@@ -76,7 +104,7 @@ class SshBackend:
         asyncio.run(self._submit(rendered))
         run_dir = f"{self._launch.run_root.rstrip('/')}/runs/{rendered.name}"
         path = run_dir if run_dir.startswith("/") else f"/{run_dir}"
-        return JobHandle("ssh", ",".join(host.address for host in self._hosts), path)
+        return JobHandle("ssh", ",".join(host.address for host in self.hosts), path)
 
     def status(self, handle: JobHandle) -> JobStatus:
         return asyncio.run(self._status(handle))
@@ -96,15 +124,28 @@ class SshBackend:
     def explain(self, handle: JobHandle) -> str:
         return asyncio.run(self._asked(handle, ["explain"]))
 
+    def doctor(self, *, folder: Path, data: str | None) -> list[Finding]:
+        return examine_hosts(self._launch, data=data, ask=self._ask)
+
+    def files(
+        self,
+        handle: JobHandle,
+        *,
+        writable: bool = False,
+        is_file: bool = False,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> AbstractContextManager[RunFiles]:
+        return nullcontext(run_files(handle))
+
     async def _submit(self, rendered: Rendered) -> None:
         async with self._all_hosts() as hosts:
-            first = hosts[self._hosts[0].address]
+            first = hosts[self.hosts[0].address]
             for name, blob in rendered.blobs.items():
                 await first.put(name, blob)
             for name, content in rendered.files.items():
                 await first.put(name, content.encode())
             await self._check_shared(hosts, rendered)
-            before, starts = rendered.commands[: -len(self._hosts)], rendered.commands[-len(self._hosts) :]
+            before, starts = rendered.commands[: -len(self.hosts)], rendered.commands[-len(self.hosts) :]
             for command in before:
                 await _run_there(hosts[command[1]], command[3], timeout_s=SETUP_S)
             await _each(_run_there(hosts[command[1]], command[3]) for command in starts)
@@ -112,7 +153,7 @@ class SshBackend:
     async def _check_shared(self, hosts: dict[str, Connection], rendered: Rendered) -> None:
         """Every host must see what the first one was given."""
         name, content = next((n, c) for n, c in rendered.files.items() if n.endswith(f"{JOB_FILE}{INCOMING}"))
-        first = self._hosts[0].address
+        first = self.hosts[0].address
 
         async def look(connection: Connection) -> None:
             if await connection.get(name) != content.encode():
@@ -186,7 +227,7 @@ class SshBackend:
                 await _each(self._start_again(handle, index) for index in lost)
 
     async def _start_again(self, handle: JobHandle, index: int) -> None:
-        connection = await self._connect(self._hosts[index].address)
+        connection = await self._connect(self.hosts[index].address)
         try:
             await connection.run(_remote(handle, ["start", str(index)]))
         finally:
@@ -198,7 +239,7 @@ class SshBackend:
         except UnknownJobError:
             return
         results = await asyncio.gather(
-            *(self._stop(handle, index) for index in range(len(self._hosts))), return_exceptions=True
+            *(self._stop(handle, index) for index in range(len(self.hosts))), return_exceptions=True
         )
         for result in results:
             if isinstance(result, LaunchError):
@@ -207,7 +248,7 @@ class SshBackend:
                 raise result
 
     async def _stop(self, handle: JobHandle, index: int) -> None:
-        connection = await self._connect(self._hosts[index].address)
+        connection = await self._connect(self.hosts[index].address)
         try:
             done = await connection.run(_remote(handle, ["stop", str(index)]), timeout_s=150)
         finally:
@@ -218,7 +259,7 @@ class SshBackend:
     @contextlib.asynccontextmanager
     async def _all_hosts(self) -> AsyncIterator[dict[str, Connection]]:
         """Connections to all hosts; an error names every host that fails."""
-        opened = await asyncio.gather(*(self._connect(host.address) for host in self._hosts), return_exceptions=True)
+        opened = await asyncio.gather(*(self._connect(host.address) for host in self.hosts), return_exceptions=True)
         good = [one for one in opened if isinstance(one, Connection)]
         try:
             _raise_all([one for one in opened if isinstance(one, BaseException)])
@@ -230,7 +271,7 @@ class SshBackend:
     async def _first_host(self) -> Connection:
         """The first host that can be reached."""
         failures = []
-        for host in self._hosts:
+        for host in self.hosts:
             try:
                 return await self._connect(host.address)
             except LaunchError as error:
@@ -247,8 +288,7 @@ class UnknownJobError(LaunchError):
 
 
 def _remote(handle: JobHandle, arguments: list[str]) -> str:
-    run_dir = handle.path.removeprefix("/") if handle.path.startswith("/~/") else handle.path
-    return remote_line(["sh", f"{run_dir}/{REMOTE}", *arguments])
+    return remote_line(["sh", f"{remote_path(handle)}/{REMOTE}", *arguments])
 
 
 def _refuse_unknown(code: int, handle: JobHandle) -> None:

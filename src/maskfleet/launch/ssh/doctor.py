@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import inspect
 import json
 import secrets
@@ -14,10 +13,10 @@ from typing import Any
 
 from maskfleet.config.launch import SshLaunch
 from maskfleet.errors import LaunchError
-from maskfleet.launch.local.doctor import Verdict
-from maskfleet.launch.slots import hosts_of
+from maskfleet.launch.findings import Finding, Verdict
 from maskfleet.launch.ssh import probe
 from maskfleet.launch.ssh.connect import Ask, Connection, ask_on_terminal, connect, parts_of
+from maskfleet.launch.ssh.hosts import hosts_of
 from maskfleet.launch.supervise.commands import bare_address, bracketed
 from maskfleet.launch.supervise.job_files import Host
 from maskfleet.system.process import remote_line
@@ -29,20 +28,6 @@ REDUCE_S = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at, on one host or over all."""
-
-    host: str  # `all` for what concerns them together
-    name: str
-    verdict: Verdict
-    found: str
-    remedy: str = ""
-
-    def as_json(self) -> dict[str, str]:
-        return dataclasses.asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
 class Facts:
     """What a host said about itself, and when it was asked."""
 
@@ -51,7 +36,7 @@ class Facts:
     skew_s: float
 
 
-def examine_cluster(launch: SshLaunch, *, data: str | None = None, ask: Ask = ask_on_terminal) -> list[Finding]:
+def examine_hosts(launch: SshLaunch, *, data: str | None = None, ask: Ask = ask_on_terminal) -> list[Finding]:
     """Look at every host of `launch`, alone and together; `data` is the folder of the data on them."""
     return asyncio.run(_examine(launch, data, ask))
 

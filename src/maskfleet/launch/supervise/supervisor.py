@@ -20,7 +20,7 @@ from maskfleet.launch.supervise.child import Child, write_line
 from maskfleet.launch.supervise.commands import JOIN_S, SAVE_S, environment, local_address, mpirun, torchrun
 from maskfleet.launch.supervise.connectivity import Reach
 from maskfleet.launch.supervise.job_files import Beat, Endpoint, Job, JobFolder, locked
-from maskfleet.launch.supervise.peers import BEAT_S, LOST_S, Peers
+from maskfleet.launch.supervise.lost_hosts import BEAT_S, LOST_S, Peers
 from maskfleet.launch.supervise.processes import age_s, end, mark_of, marked, ranks_of, sweep
 from maskfleet.launch.supervise.rank import STOPPED
 from maskfleet.system.process import remote_line
