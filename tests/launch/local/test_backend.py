@@ -20,7 +20,7 @@ from maskfleet.launch.backend import parse_handle
 from maskfleet.launch.job import JobHandle, JobState, job_for
 from maskfleet.launch.local.backend import LocalBackend
 from maskfleet.launch.supervise.job_files import JobFolder
-from maskfleet.launch.supervise.processes import age_s, mark_of, marked, ranks_of
+from maskfleet.launch.supervise.processes import age_s, job_id, processes_of, ranks_of
 from maskfleet.launch.supervise.status import status_of
 from maskfleet.system.process import RecordingShell
 from maskfleet.training.output.metrics import read_metrics
@@ -97,7 +97,7 @@ def test_two_detached_runs_side_by_side_with_killed_ranks_end_alike(workshop: Wo
     first, second = (workshop.launched("--name", name, *common) for name in ("first", "second"))
     victim = run_dir_of(first)
     until(lambda: any(record["step"] >= 8 for record in read_metrics(victim)))
-    os.kill(ranks_of(marked(mark_of(victim)))[0], signal.SIGKILL)
+    os.kill(ranks_of(processes_of(job_id(victim)))[0], signal.SIGKILL)
     followed = workshop("logs", "-f", first)
     assert "going on after step" in followed.stdout
     assert followed.stdout.rstrip().endswith("the run is done")
@@ -105,16 +105,16 @@ def test_two_detached_runs_side_by_side_with_killed_ranks_end_alike(workshop: Wo
     status = workshop.status(first)
     assert (status["state"], status["restarts"], status["step"]) == ("done", 1, 60)
     assert losses(victim) == losses(run_dir_of(second))
-    assert marked(mark_of(victim)) == []
+    assert processes_of(job_id(victim)) == []
 
 
 def test_cancel_saves_leaves_no_process_and_may_be_repeated(workshop: Workshop) -> None:
     handle = workshop.launched("--name", "a", "--ranks", "2", "--set", "train.epoch_schedule=[[4000, null]]")
     run_dir = run_dir_of(handle)
     until(lambda: any(record["step"] >= 4 for record in read_metrics(run_dir)))
-    assert len(marked(mark_of(run_dir))) >= 3
+    assert len(processes_of(job_id(run_dir))) >= 3
     assert workshop("cancel", handle).returncode == 0
-    assert marked(mark_of(run_dir)) == []
+    assert processes_of(job_id(run_dir)) == []
     assert workshop("cancel", handle).returncode == 0
     assert workshop.status(handle)["state"] == "cancelled"
     last = max(int(path.stem.split("-")[1]) for path in (run_dir / "checkpoints").glob("step-*.json"))
@@ -129,14 +129,14 @@ def test_a_machine_that_goes_down_saves_and_the_same_launch_goes_on_later(worksh
     handle = workshop.launched(*short)
     run_dir = run_dir_of(handle)
     until(lambda: any(record["step"] >= 8 for record in read_metrics(run_dir)))
-    beat = JobFolder(run_dir).beat(0)
+    beat = JobFolder(run_dir).heartbeat(0)
     assert beat is not None
     os.kill(beat.pid, signal.SIGTERM)  # as init does to every process
-    until(lambda: not marked(mark_of(run_dir)) and age_s(beat.pid) is None)
+    until(lambda: not processes_of(job_id(run_dir)) and age_s(beat.pid) is None)
     saved = max(int(path.stem.split("-")[1]) for path in (run_dir / "checkpoints").glob("step-*.json"))
     assert saved == read_metrics(run_dir)[-1]["step"] < 180
     assert JobFolder(run_dir).outcome() is None
-    assert "host 0 leaves" in workshop("logs", handle).stdout
+    assert "host 0 stops" in workshop("logs", handle).stdout
     status = status_of(run_dir)
     assert (status.state, status.hosts[0].state) == (JobState.LOST, "left")
     again = workshop("launch", "-c", str(workshop.run_file), *short)

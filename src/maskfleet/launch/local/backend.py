@@ -1,4 +1,4 @@
-"""This machine: torchrun under a supervisor, in the foreground or detached; several runs side by side."""
+"""This machine: torchrun under a detached supervisor; several runs can run side by side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from maskfleet.launch.job import JobHandle, JobSpec, JobState, JobStatus, Render
 from maskfleet.launch.local.doctor import examine
 from maskfleet.launch.local.files import run_files
 from maskfleet.launch.supervise.job_files import Host, Job, JobFolder
-from maskfleet.launch.supervise.prepare import JOB_FILE, place, refuse_running
+from maskfleet.launch.supervise.prepare import JOB_FILE, refuse_running, write_job_files
 from maskfleet.launch.supervise.status import log_lines, status_of, stop
 from maskfleet.system.process import Shell, run_command
 
@@ -73,14 +73,14 @@ class LocalBackend(Backend):
         run_dir = self._run_dir(rendered.name)
         refuse_running(run_dir)
         try:
-            place(run_dir, rendered.files)
+            write_job_files(run_dir, rendered.files)
             log = JobFolder(run_dir).host(0) / "supervisor.log"
             log.parent.mkdir(exist_ok=True)
             self._run.detach(rendered.commands[0], cwd=self._cwd, log=log, env=os.environ)
         except OSError as error:
             raise LaunchError(
                 f"cannot write to {run_dir}: {error.strerror}",
-                remedy="free some room, or launch from another folder: runs go to ./runs",
+                remedy="free disk space, or launch from another folder: runs go to ./runs",
             ) from error
         return JobHandle("local", "", str(run_dir))
 
@@ -94,10 +94,10 @@ class LocalBackend(Backend):
         run_dir = Path(handle.path)
         if status_of(run_dir).state is JobState.UNKNOWN:
             return
-        JobFolder(run_dir).ask_cancel()
+        JobFolder(run_dir).request_cancel()
         left = stop(run_dir, 0)
         if left:
-            raise LaunchError(f"processes {left} cannot be killed", remedy="they hang in the kernel: look at the disk")
+            raise LaunchError(f"processes {left} cannot be killed", remedy="they hang in the kernel: check the disk")
 
     def explain(self, handle: JobHandle) -> str:
         return explain_job(_known(handle))

@@ -1,47 +1,49 @@
-"""Which other hosts of a job are alive, judged by their beats as they change before this host's own clock."""
+"""Notices lost hosts: another host is lost when its heartbeat has not changed for too long, by our own clock."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-from maskfleet.launch.supervise.job_files import Beat, Job, JobFolder
+from maskfleet.launch.supervise.job_files import Heartbeat, Job, JobFolder
 
-BEAT_S = 2.0
-LOST_S = 16.0  # eight beats missed: a host that is only busy does not miss so many
-GRACE_S = 90.0  # for hosts that have still to begin
+HEARTBEAT_S = 2.0
+LOST_S = 16.0  # eight missed heartbeats: a host that is only busy does not miss that many
+GRACE_S = 90.0  # grace period for hosts that have not started yet
 
 
-class Peers:
-    """What this host saw of the others."""
+class HostMonitor:
+    """Watches the heartbeats of the other hosts."""
 
     def __init__(self, folder: JobFolder, job: Job, index: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._job, self._index, self._clock = folder, job, index, clock
         now = clock()
-        self._began = now
-        self._beats: dict[int, Beat | None] = {}
-        self._changed: dict[int, float] = {}
+        self._started_at = now
+        self._heartbeats: dict[int, Heartbeat | None] = {}
+        self._changed_at: dict[int, float] = {}
         self._lost: set[int] = set()
         for other in self.others():
-            self._beats[other] = folder.beat(other)  # may be of an earlier life: only a change is a sign of life
+            self._heartbeats[other] = folder.heartbeat(
+                other
+            )  # may be an old one: only a change shows that a host is alive
 
     def others(self) -> list[int]:
         return [index for index in range(len(self._job.hosts)) if index != self._index]
 
-    def look(self) -> tuple[list[int], list[int]]:
-        """Read all beats; the answer is who was lost and who came back since the last look."""
+    def poll(self) -> tuple[list[int], list[int]]:
+        """Read all heartbeats; returns the hosts that were lost and those that came back since the last poll."""
         now = self._clock()
         lost, back = [], []
         for other in self.others():
-            beat = self._folder.beat(other)
-            if beat != self._beats[other]:
-                self._beats[other] = beat
-                self._changed[other] = now
+            heartbeat = self._folder.heartbeat(other)
+            if heartbeat != self._heartbeats[other]:
+                self._heartbeats[other] = heartbeat
+                self._changed_at[other] = now
                 if other in self._lost:
                     self._lost.discard(other)
                     back.append(other)
-            limit = LOST_S if other in self._changed else GRACE_S
-            if other not in self._lost and now - self._changed.get(other, self._began) > limit:
+            limit = LOST_S if other in self._changed_at else GRACE_S
+            if other not in self._lost and now - self._changed_at.get(other, self._started_at) > limit:
                 self._lost.add(other)
                 lost.append(other)
         return lost, back
@@ -53,9 +55,9 @@ class Peers:
         return sorted(self._lost)
 
     def silent_s(self, index: int) -> float:
-        """Seconds since the last sign of life."""
-        return self._clock() - self._changed.get(index, self._began)
+        """Seconds since the last heartbeat."""
+        return self._clock() - self._changed_at.get(index, self._started_at)
 
     def alive(self) -> list[int]:
-        """This host and all that are not lost, in order."""
+        """This host and all others that are not lost, in order."""
         return [index for index in range(len(self._job.hosts)) if index == self._index or index not in self._lost]
