@@ -1,4 +1,4 @@
-"""What is wrong with a launch section, in words."""
+"""Error messages for an invalid launch section."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from maskfleet.config.launch import LAUNCH_CLASSES
 
 
 def launch_problems(error: ValidationError) -> list[str]:
-    """One line for each thing that `error` found."""
+    """One line per problem in `error`."""
     return [_problem(one) for one in error.errors(include_url=False)]
 
 
