@@ -1,4 +1,4 @@
-"""`maskfleet doctor`: is this machine, or a cluster, fit to train?"""
+"""`maskfleet doctor`: can this machine, or a cluster, train?"""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    folder: Annotated[Path, typer.Option(help="Folder whose disk is checked for room.")] = Path(),
+    folder: Annotated[Path, typer.Option(help="Folder whose disk is checked for free space.")] = Path(),
     on: Annotated[
         str, typer.Option("--on", help="local for this machine, ssh for hosts, eks for Kubernetes.")
     ] = "local",
     config: ConfigOption = None,
     hosts: Annotated[
-        str | None, typer.Option(help="ssh: hosts with commas between, each with =SLOTS if you like.")
+        str | None, typer.Option(help="ssh: hosts separated by commas, each optionally with =SLOTS.")
     ] = None,
     hosts_file: Annotated[Path | None, typer.Option(help="ssh: file with `host slots=8` lines.")] = None,
     stack: Annotated[str | None, typer.Option(help="ssh: CloudFormation stack whose instances are the hosts.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="eks: machines that a launch would ask for.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="eks: machines of the launch.")] = None,
     instance: Annotated[str | None, typer.Option(help="eks: instance type of the machines.")] = None,
     namespace: Annotated[str | None, typer.Option(help="eks: Kubernetes namespace. Default: kubeflow.")] = None,
     context: Annotated[str | None, typer.Option(help="eks: kubectl context. Default: the current one.")] = None,
@@ -35,10 +35,10 @@ def doctor(
         list[str] | None,
         typer.Option("--launch-set", metavar="FIELD=VALUE", help="ssh, eks: change a field of the launch section."),
     ] = None,
-    accept_new: Annotated[bool, typer.Option("--accept-new", help="ssh: trust hosts never seen before.")] = False,
+    accept_new: Annotated[bool, typer.Option("--accept-new", help="ssh: trust hosts whose key is unknown.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check this machine, or with --on ssh or eks a whole cluster: what fits, what does not, and what to do."""
+    """Check whether this machine, or with --on ssh or eks a cluster, can train, and what to do about problems."""
     from maskfleet.cli.launch import launch_config
     from maskfleet.config.load import resolve
     from maskfleet.launch.backend import BACKENDS, backend_for, no_doctor

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
     from maskfleet.launch.files.transfer import FileEntry, RunFiles
 
-PlaceArgument = Annotated[
-    str, typer.Argument(help="A job's handle, with /PATH behind it if you like.", show_default=False)
-]
+PlaceArgument = Annotated[str, typer.Argument(help="A job's handle, optionally followed by /PATH.", show_default=False)]
 _HANDLE = re.compile(r"[a-z]+://")
 
 
@@ -41,7 +39,7 @@ def cp(
     source: Annotated[str, typer.Argument(help="A file here, or HANDLE/PATH.", show_default=False)],
     target: Annotated[str, typer.Argument(help="HANDLE/PATH, or a file or folder here.", show_default=False)],
 ) -> None:
-    """Copy one file from a run or to it; checked by SHA-256, and continued where an earlier attempt broke off."""
+    """Copy one file from or to a run; verified by SHA-256, and resumes an interrupted copy."""
     if bool(_HANDLE.match(source)) == bool(_HANDLE.match(target)):
         raise ConfigError(
             "cp needs one file here and one of a run",
@@ -71,7 +69,7 @@ def fetch(
         Path | None, typer.Argument(help="Folder here. Default: the last name of the handle.", show_default=False)
     ] = None,
 ) -> None:
-    """Copy the whole folder of a run, or of what is in it; again and again, only what is new crosses the line."""
+    """Copy the folder of a run, or a folder in it; a repeated fetch transfers only what is new."""
     target = folder or Path(_name_of(place))
     with _files(place) as files:
         done = files.fetch(target, _tell)

@@ -25,20 +25,22 @@ def launch(
     config: ConfigOption = None,
     set_: SetOption = None,
     name: Annotated[str | None, typer.Option(help="Name of the job. Default: derived from the run.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Machines; with ssh, the first so many hosts.")] = None,
-    instance: Annotated[str | None, typer.Option(help="Instance type, which says how many GPUs a machine has.")] = None,
-    instances: Annotated[Path | None, typer.Option(help="JSON file with facts of more instance types.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Machines; with ssh, the first N hosts.")] = None,
+    instance: Annotated[str | None, typer.Option(help="Instance type, which determines the GPUs per machine.")] = None,
+    instances: Annotated[Path | None, typer.Option(help="JSON file with facts about more instance types.")] = None,
     hosts: Annotated[
-        str | None, typer.Option(help="ssh: hosts with commas between, each with =SLOTS if you like.")
+        str | None, typer.Option(help="ssh: hosts separated by commas, each optionally with =SLOTS.")
     ] = None,
     hosts_file: Annotated[Path | None, typer.Option(help="ssh: file with `host slots=8` lines.")] = None,
     stack: Annotated[str | None, typer.Option(help="ssh: CloudFormation stack whose instances are the hosts.")] = None,
-    min_nodes: Annotated[int | None, typer.Option(min=1, help="ssh: go on while so many hosts are left.")] = None,
+    min_nodes: Annotated[
+        int | None, typer.Option(min=1, help="ssh: fewest hosts with which the run continues.")
+    ] = None,
     starter: Annotated[str | None, typer.Option("--with", help="ssh: torchrun or mpirun.")] = None,
     ranks: Annotated[
-        int | None, typer.Option(min=1, help="local: processes to train with; eks: those of each node.")
+        int | None, typer.Option(min=1, help="local: processes to train with; eks: processes per node.")
     ] = None,
-    image: Annotated[str | None, typer.Option(help="sagemaker, eks: training image, best with its digest.")] = None,
+    image: Annotated[str | None, typer.Option(help="sagemaker, eks: training image, best with a digest.")] = None,
     namespace: Annotated[str | None, typer.Option(help="eks: Kubernetes namespace. Default: kubeflow.")] = None,
     context: Annotated[str | None, typer.Option(help="eks: kubectl context. Default: the current one.")] = None,
     max_restarts: Annotated[int | None, typer.Option(min=0, help="Restarts before a run counts as failed.")] = None,
@@ -46,9 +48,9 @@ def launch(
         list[str] | None,
         typer.Option("--launch-set", metavar="FIELD=VALUE", help="Change any other field of the launch section."),
     ] = None,
-    accept_new: Annotated[bool, typer.Option("--accept-new", help="ssh: trust hosts never seen before.")] = False,
+    accept_new: Annotated[bool, typer.Option("--accept-new", help="ssh: trust hosts whose key is unknown.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print exactly what would be sent; send nothing.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Return at once; the run goes on.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return at once; the run continues.")] = False,
 ) -> None:
     """Launch a run; prints a handle for status, logs, explain and cancel."""
     from maskfleet.config.load import resolve
@@ -115,12 +117,12 @@ def launch_config(base: AnyLaunch | None, on: str | None, changes: dict[str, Any
     except ValidationError as error:
         raise ConfigError(
             f"launch on {data['on']}: {'; '.join(launch_problems(error))}",
-            remedy="`maskfleet launch --help` lists the options of each target, docs/reference/config.md the fields",
+            remedy="`maskfleet launch --help` lists the options of each target, docs/config.md the fields",
         ) from None
 
 
 def follow(backend: Backend, handle: JobHandle) -> None:
-    """Show the run until it ends, and end as it did; Ctrl-C stops a local run and only lets go of a remote one."""
+    """Print the log until the run ends, and exit as it did; Ctrl-C cancels a local run and leaves others running."""
     from maskfleet.launch.job import JobState
 
     try:
@@ -131,7 +133,7 @@ def follow(backend: Backend, handle: JobHandle) -> None:
             err.print("stopping; everything is saved first", markup=False)
             backend.cancel(handle)
             raise typer.Exit(130) from None
-        err.print(f"the run goes on; come back with: maskfleet logs -f {handle}", markup=False)
+        err.print(f"the run continues; follow it again with: maskfleet logs -f {handle}", markup=False)
         raise typer.Exit(0) from None
     status = backend.status(handle)
     if status.state is JobState.FAILED:

@@ -1,4 +1,4 @@
-"""What is launched, what would be sent, and what is known of it afterwards."""
+"""A job: its spec, what a backend sends for it, its handle and its status."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NameRule:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One run on some machines; ranks follow from the slots of each node."""
+    """One run on one or more nodes, with one rank per slot."""
 
     name: str
     run_yaml: str
@@ -51,10 +51,10 @@ class Rendered:
     name: str
     files: Mapping[str, str]
     commands: tuple[tuple[str, ...], ...]
-    blobs: Mapping[str, bytes] = field(default_factory=dict)  # files that are not text
+    blobs: Mapping[str, bytes] = field(default_factory=dict)  # binary files
 
     def text(self) -> str:
-        """All of it, for people to read before it is sent: every byte of the files, and each command as a JSON list."""
+        """The output of --dry-run: every byte of the files, and each command as a JSON list."""
         parts = [f"# file {json.dumps(name)}\n{content}" for name, content in self.files.items()]
         for name, blob in self.blobs.items():
             parts.append(f"# file {json.dumps(name)}\n# {len(blob)} bytes, sha256 {hashlib.sha256(blob).hexdigest()}\n")
@@ -75,15 +75,15 @@ class JobHandle:
 
 
 class JobState(StrEnum):
-    """Where a job stands."""
+    """The state of a job."""
 
     PENDING = "pending"
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
-    LOST = "lost"  # it was running, and nothing of it answers any more
-    UNKNOWN = "unknown"  # nothing is known by this name
+    LOST = "lost"  # it was running, and no part of it responds any more
+    UNKNOWN = "unknown"  # there is no job of this name
 
     @property
     def is_final(self) -> bool:
@@ -101,7 +101,7 @@ class HostStatus:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """What is known of a job now."""
+    """The status of a job at one moment."""
 
     state: JobState
     detail: str = ""

@@ -192,7 +192,7 @@ def test_follow_ends_when_the_job_is_cancelled_and_says_so(api: FakeKube) -> Non
     api.remove(job)
     api.remove(pod)
     api.open_logs.clear()
-    assert following.end()[-1] == "[launch]: pod r50-launcher-1 of the launcher is gone"
+    assert following.end()[-1] == "[launch]: pod r50-launcher-1 of the launcher was deleted"
 
 
 def test_follow_says_that_a_log_on_a_dead_node_cannot_be_read(api: FakeKube) -> None:

@@ -219,7 +219,7 @@ def old_lease(api: FakeKube) -> None:
     [
         (without("/api/v1/namespaces/kubeflow"), "no namespace kubeflow"),
         (without("/apis/kubeflow.org/v2beta1"), "does not know MPIJobs"),
-        (old_lease, "operator does not run: no sign of life for"),
+        (old_lease, "operator does not run: lease not renewed for"),
         (without("/api/v1/namespaces/kubeflow/persistentvolumeclaims/pv-fsx"), "has no volume claim pv-fsx"),
         (lambda api: api.add(claim("pv-fsx", "Pending")), "pv-fsx is Pending"),
         (lambda api: api.add(claim("pv-fsx", "Lost")), "pv-fsx is Lost"),
@@ -301,10 +301,10 @@ def test_another_run_under_the_same_name_is_refused(api: FakeKube) -> None:
     [
         ("Error: INSTALLATION FAILED: cannot re-use a name that is still in use", "same moment"),
         ("Error: INSTALLATION FAILED: cannot reuse a name that is still in use", "same moment"),
-        ("Error: values don't meet the specifications of the schema(s): - shm_gib: Invalid type", "name the value"),
+        ("Error: values don't meet the specifications of the schema(s): - shm_gib: Invalid type", "names the value"),
         ("Error: INSTALLATION FAILED: Service exists … invalid ownership metadata", "choose another --name"),
-        ('secrets is forbidden: User "x" cannot create resource', "right"),
-        ("", "mend what helm names"),
+        ('secrets is forbidden: User "x" cannot create resource', "permission"),
+        ("", "fix what helm reports"),
     ],
 )
 def test_what_helm_says_is_passed_on_with_a_next_step(said: str, remedy: str, api: FakeKube) -> None:

@@ -88,7 +88,7 @@ def test_no_link_is_followed_not_even_to_a_place_inside(root: Path, tmp_path: Pa
             (answer,) = asked({"root": str(root), "path": path, **op}, b'{"offset": 0}\nx')[:1]
             assert "error" in answer or answer == {"have": 0, "sha256": hashlib.sha256().hexdigest()}
         sent = asked({"op": "send", "root": str(root), "path": "", "files": [[path, 0, ""]]})
-        assert "leads over a link" in sent[0]["error"]
+        assert "goes through a link" in sent[0]["error"]
     assert (tmp_path / "secret.txt").read_text() == "secret"
     assert sorted(one.name for one in tmp_path.iterdir()) == ["fsx", "secret.txt"]
 

@@ -1,4 +1,4 @@
-"""Amazon EKS: the chart `train` installed by helm, and everything else asked of the Kubernetes API."""
+"""Amazon EKS: helm installs the chart `train`; status, logs and files come from the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ class EksBackend(Backend):
     def render(self, job: JobSpec) -> Rendered:
         values = values_text(chart_values(job, self._launch))
         chart = str(deploy_path("helm", CHART))
-        # --replace: a release of that name that was removed, of which helm keeps the record, is no obstacle.
+        # --replace: reuse the name of a removed release of which helm keeps the record.
         install = self._helm("install", job.name, chart, "--replace", "--values", "-")
         return Rendered(job.name, {VALUES_FILE: values}, (install,))
 
     def submit(self, rendered: Rendered) -> JobHandle:
-        """Send it: the values file is the standard input of the command."""
+        """Run helm with the values file on its standard input."""
         handle = self._handle(rendered.name)
         with self._kube() as kube:
             refuse_unfit(kube, self._launch)
@@ -106,7 +106,7 @@ class EksBackend(Backend):
             yield from launcher_lines(kube, handle, follow=follow, rank=rank)
 
     def cancel(self, handle: JobHandle) -> None:
-        """Remove the release; its record and the run's folder stay, so that launching it again goes on."""
+        """Remove the release; its record and the run directory stay, so that a new launch resumes."""
         release = release_of(handle)
         with self._kube() as kube:
             record, job = record_of(kube, release), mpijob_of(kube, release)
@@ -157,7 +157,7 @@ class EksBackend(Backend):
         return JobHandle("eks", f"{context}{self._launch.namespace}", name)
 
     def _remove(self, release: str) -> None:
-        # In the foreground: when it returns, the pods are gone, and a new job cannot meet the old one in its folder.
+        # In the foreground: when it returns the pods are deleted, so two jobs never share the run directory.
         done = self._run(
             self._helm("uninstall", release, "--keep-history", "--ignore-not-found", "--cascade", "foreground",
                        "--wait", "--timeout", f"{STOP_S}s"),
@@ -171,10 +171,10 @@ class EksBackend(Backend):
 
 
 def _refuse_another_run(record: ReleaseRecord, rendered: Rendered, handle: JobHandle) -> None:
-    """The folder of a name holds one run: what was launched before under it must be the same."""
+    """Raise if another run was launched under this name: the folder of a name holds one run."""
     before = record.values.get("run_yaml")
     if not isinstance(before, str):
-        return  # it was installed by other means than `maskfleet launch`
+        return  # it was not installed by `maskfleet launch`
     with tempfile.TemporaryDirectory() as folder:
         old, new, values = Path(folder, "old"), Path(folder, "new.yaml"), Path(folder, VALUES_FILE)
         old.mkdir()
@@ -195,11 +195,11 @@ def _install_error(done: Finished, handle: JobHandle) -> LaunchError:
     if "still in use" in said:  # helm 3: cannot re-use a name that is; helm 4: cannot reuse one
         remedy = f"somebody launched it at the same moment: `maskfleet status {handle}`"
     elif "values don't meet the specifications" in said or "execution error at" in said:
-        remedy = "the words above name the value of the chart; change the field of the launch section that gives it"
+        remedy = "the message above names the value of the chart; change the field of the launch section that gives it"
     elif "invalid ownership metadata" in said:
         remedy = "something of that name exists that helm did not make: choose another --name"
     elif "forbidden" in said:
-        remedy = "ask who runs the cluster for this right (docs/run-anywhere/eks/index.md lists what is needed)"
+        remedy = "ask the cluster's administrator for this permission (docs/eks.md lists what is needed)"
     else:
-        remedy = "nothing runs; mend what helm names and launch again"
+        remedy = "nothing was started; fix what helm reports and launch again"
     return LaunchError(f"helm could not install {handle}:\n{said}", remedy=remedy)

@@ -1,4 +1,4 @@
-"""Why a job on Kubernetes waits or failed, from what the API says of it."""
+"""Why a job on Kubernetes waits or failed, from what the API reports about it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from maskfleet.launch.causes import Cause
-from maskfleet.launch.eks.causes import CAPACITY, CONTAINER, ENDED, NO_ROOM, NODE, REFUSED, VOLUME
+from maskfleet.launch.eks.causes import CAPACITY, CONTAINER, ENDED, NO_NODE, NODE, REFUSED, VOLUME
 from maskfleet.launch.eks.status import JobSnapshot, age_s, condition, containers, ended, event_text
-from maskfleet.launch.explain import ECHOES, explain_lines
+from maskfleet.launch.explain import SYMPTOMS, explain_lines
 from maskfleet.launch.job import JobState, JobStatus
 from maskfleet.system.kube.client import Json
 
-TAKEN_UP_S = 30.0  # an operator that runs has looked at a new job by then
+TAKEN_UP_S = 30.0  # a running operator has set conditions on a new job by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Reason:
 
 
 def reason_of(snapshot: JobSnapshot) -> Reason | None:
-    """The cause that the cluster itself knows; None where only the ranks can say more."""
+    """The cause that shows in the cluster; None if only the logs of the ranks can tell."""
     finders: tuple[Callable[[JobSnapshot], Reason | None], ...] = (_suspended, _memory, _stuck, _operator)
     for find in finders:
         reason = find(snapshot)
@@ -51,7 +51,7 @@ def _suspended(snapshot: JobSnapshot) -> Reason | None:
     if queue:
         return Reason(
             "queued",
-            f"Kueue holds the job in queue {queue} until its quota has room.",
+            f"Kueue holds the job in queue {queue} until quota is available.",
             f"wait, or look at `kubectl get workloads` and `kubectl describe localqueue {queue}`",
             said or f"runPolicy.suspend is true, queue {queue}",
         )
@@ -71,7 +71,7 @@ def _memory(snapshot: JobSnapshot) -> Reason | None:
                     limit = _memory_limit(pod, one["name"])
                     return Reason(
                         "host memory",
-                        f"The {one['name']} was killed: it used more memory than it may{limit}.",
+                        f"The {one['name']} was killed: it exceeded its memory limit{limit}.",
                         "lower data.num_workers, take more memory (launch.memory_gib) or a larger --instance",
                         f"pod {pod['metadata']['name']}: {one['name']} OOMKilled, "
                         f"exit code {state['terminated'].get('exitCode')}",
@@ -86,14 +86,14 @@ def _stuck(snapshot: JobSnapshot) -> Reason | None:
         return _first(lines, NODE + CONTAINER + REFUSED + ENDED)
     return (
         _first(lines, CONTAINER + REFUSED + VOLUME + NODE + ENDED)
-        # What was said last of capacity holds; what the scheduler repeats of nodes that are full says less.
+        # The latest event about capacity counts; the scheduler's repeated events about full nodes tell less.
         or next((reason for line in lines if (reason := _first([line], CAPACITY)) is not None), None)
-        or _first(lines, NO_ROOM)
+        or _first(lines, NO_NODE)
     )
 
 
 def _first(lines: list[str], causes: tuple[Cause, ...]) -> Reason | None:
-    """The first of `causes` that shows in any of `lines`."""
+    """The first of `causes` whose pattern matches any of `lines`."""
     for cause in causes:
         found = next((line for line in lines if cause.pattern.search(line)), None)
         if found is not None:
@@ -107,21 +107,21 @@ def _operator(snapshot: JobSnapshot) -> Reason | None:
         return None
     return Reason(
         "no operator",
-        "Nothing has looked at the job since it was sent: the MPI operator does not run.",
+        "No operator has handled the job since it was created: the MPI operator is not running.",
         "see `kubectl get deploy -A | grep mpi-operator`; deploy/helm/mpi-operator installs it",
-        f"MPIJob {snapshot.release} has no conditions {age_s(job):.0f} s after it was made",
+        f"MPIJob {snapshot.release} has no conditions {age_s(job):.0f} s after it was created",
     )
 
 
 def _lines(snapshot: JobSnapshot) -> Iterator[str]:
-    """What the API says of the parts of the job, as `object reason: message`; how they are now before events."""
+    """What the API reports about the job, as `object reason: message`; current states come before events."""
     for claim in snapshot.claims:
         phase = claim.get("status", {}).get("phase")
         if phase not in (None, "Bound"):
             yield f"claim {claim['metadata']['name']} is {phase}: unbound immediate PersistentVolumeClaims"
     for pod in reversed(snapshot.pods):
         yield from _pod_lines(pod)
-        yield from _in_vain(pod)
+        yield from _failed_init(pod)
     for thing in (snapshot.mpijob, snapshot.launcher_job):
         for one in (thing or {}).get("status", {}).get("conditions", []):
             if one["type"] == "Failed" and one["status"] == "True":
@@ -142,13 +142,13 @@ def _pod_lines(pod: Json) -> Iterator[str]:
     for one in containers(pod):
         for state in (one.get("state", {}), one.get("lastState", {})):
             for kind in ("waiting", "terminated"):
-                told = state.get(kind) or {}
-                if told.get("reason") not in (None, "Error", "Completed", "ContainerCreating", "PodInitializing"):
-                    yield f"pod {name} {one['name']} {told['reason']}: {told.get('message', '')}"
+                found = state.get(kind) or {}
+                if found.get("reason") not in (None, "Error", "Completed", "ContainerCreating", "PodInitializing"):
+                    yield f"pod {name} {one['name']} {found['reason']}: {found.get('message', '')}"
 
 
-def _in_vain(pod: Json) -> Iterator[str]:
-    """A launcher whose workers did not come ends before it begins."""
+def _failed_init(pod: Json) -> Iterator[str]:
+    """Init containers that failed, as in a launcher whose workers did not start."""
     for one in pod.get("status", {}).get("initContainerStatuses", []):
         terminated = one.get("state", {}).get("terminated") or {}
         if terminated.get("exitCode", 0) != 0:
@@ -176,7 +176,7 @@ def launcher_ends(snapshot: JobSnapshot) -> list[str]:
 
 
 def explained(snapshot: JobSnapshot, status: JobStatus, lines: list[str]) -> str:
-    """What is to be said about a job, whatever its state."""
+    """What `maskfleet explain` prints about a job, whatever its state."""
     at = f" at step {status.step}" if status.step is not None else ""
     head = f"The run is {status.state}{at}{f': {status.detail}' if status.detail else ''}."
     reason = reason_of(snapshot)
@@ -184,10 +184,10 @@ def explained(snapshot: JobSnapshot, status: JobStatus, lines: list[str]) -> str
         case JobState.DONE:
             return "The run is done; there is nothing to explain."
         case JobState.CANCELLED:
-            return "The run was cancelled.\n  → launch it again under its name to go on from its last checkpoint"
+            return "The run was cancelled.\n  → launch it again under its name to resume from its last checkpoint"
         case JobState.FAILED:
             own = explain_lines(lines)
-            vague = own.cause is None or own.cause.name in ECHOES
+            vague = own.cause is None or own.cause.name in SYMPTOMS
             parts = [head, *launcher_ends(snapshot)]
             if reason is not None and (vague or reason.name == "host memory"):
                 return "\n".join([*parts, "", reason.render()])

@@ -1,4 +1,4 @@
-"""The shared volume of a job on Kubernetes, seen through a small pod that is gone afterwards."""
+"""The shared volume of a job on Kubernetes, accessed through a small pod that is deleted afterwards."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from maskfleet.system.signals import leaving_in_order
 
 START_S = 600.0  # a training image of many GB may have to be pulled first
 POLL_S = 1.0
-IDLE_S = 120  # that long the pod waits for another question if whoever made it was killed
+IDLE_S = 120  # how long the pod waits for a request if the process that created it was killed
 LIFE_S = 6 * 3600
 CONTAINER = "files"
-STARTING = ("ContainerCreating", "PodInitializing", "ErrImagePull", None)  # ErrImagePull may be a passing one
+STARTING = ("ContainerCreating", "PodInitializing", "ErrImagePull", None)  # ErrImagePull may be transient
 
 
 @contextlib.contextmanager
@@ -50,14 +50,14 @@ def volume_of(
     """The volume of `release` at `path`: below the run's folder, or below the volume's root if it begins with `/`."""
     storage = storage_of(record_of(kube, release), release)
     below = path.lstrip("/") if path.startswith("/") else f"{storage.folder}/{path}".rstrip("/")
-    _refuse_way_out(below)
+    _refuse_escape(below)
     name = f"{release}-files-{secrets.token_hex(3)}"
     pod_path = kube.of_namespace("pods", name)
     with leaving_in_order():
         kube.create(kube.of_namespace("pods"), pod_for(name, release, storage, writable=writable))
         try:
             report(f"starting pod {name}")
-            _await_start(kube, release, name, report=report)
+            _wait_for_start(kube, release, name, report=report)
 
             def opener() -> AbstractAsyncContextManager[Stream]:
                 return process_in(kube, name, CONTAINER, ("python3", *AGENT))
@@ -67,8 +67,8 @@ def volume_of(
             kube.delete(pod_path, grace_s=0)
 
 
-def _refuse_way_out(path: str) -> None:
-    """What the agent would refuse needs no pod to be refused."""
+def _refuse_escape(path: str) -> None:
+    """Refuse a path that the agent would refuse, before a pod is created."""
     try:
         parts_of(path)
     except RefusedError as error:
@@ -76,7 +76,7 @@ def _refuse_way_out(path: str) -> None:
 
 
 def pod_for(name: str, release: str, storage: RunStorage, *, writable: bool) -> Json:
-    """A pod that does nothing but hold the volume, without any right in the cluster or on its node."""
+    """A pod that only mounts the volume, without permissions in the cluster or on its node."""
     labels = {
         "app.kubernetes.io/name": "maskfleet-files",
         "app.kubernetes.io/instance": release,
@@ -121,7 +121,7 @@ def pod_for(name: str, release: str, storage: RunStorage, *, writable: bool) -> 
     }
 
 
-def _await_start(
+def _wait_for_start(
     kube: Kube,
     release: str,
     name: str,
@@ -130,12 +130,12 @@ def _await_start(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Until the pod runs; what keeps it from that for good is an error at once."""
+    """Wait until the pod runs; raise at once if it never will."""
     deadline, said = clock() + START_S, ""
     while True:
         pod = kube.get(kube.of_namespace("pods", name))
         if pod is None:
-            raise LaunchError(f"pod {name} was deleted by somebody else", remedy="try again")
+            raise LaunchError(f"pod {name} was deleted by someone else", remedy="try again")
         status = pod.get("status", {})
         if status.get("phase") == "Running":
             return
@@ -153,7 +153,7 @@ def _await_start(
 
 
 def _waits_for(status: Json) -> str:
-    """What the scheduler, or the container's state, says of a pod that does not run yet."""
+    """What the scheduler or the container's state says about a pod that does not run yet."""
     waiting = [one.get("state", {}).get("waiting", {}).get("reason") for one in status.get("containerStatuses", [])]
     unscheduled = [
         one.get("message") or one.get("reason", "")
@@ -168,7 +168,7 @@ def _stuck(kube: Kube, release: str, pod: Json) -> LaunchError:
     try:
         events = kube.items(kube.of_namespace("events"), fieldSelector=f"involvedObject.name={name}")
     except ApiError:
-        events = []  # the pod's own state says most of it
+        events = []  # the pod's own state tells most of it
     reason = reason_of(JobSnapshot(release, pods=[pod], events=events))
     if reason is None:
         phase = pod.get("status", {}).get("phase")

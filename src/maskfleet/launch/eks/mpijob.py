@@ -20,7 +20,7 @@ from maskfleet.launch.job import JobSpec
 
 
 def chart_values(job: JobSpec, launch: EksLaunch) -> dict[str, Any]:
-    """Values by name; what is left out is the chart's own affair."""
+    """Values of the chart by name; the chart has defaults for the rest."""
     if not launch.image:
         raise LaunchError(
             "no training image is named",
@@ -38,7 +38,7 @@ def chart_values(job: JobSpec, launch: EksLaunch) -> dict[str, Any]:
         "backoff_limit": job.max_restarts,
         "shm_gib": launch.shm_gib,
     }
-    asked = {
+    optional = {
         "gpus_per_node": launch.gpus,
         "cpus_per_node": launch.cpus,
         "memory_gib_per_node": launch.memory_gib,
@@ -46,19 +46,19 @@ def chart_values(job: JobSpec, launch: EksLaunch) -> dict[str, Any]:
         "queue": launch.queue,
     }
     if launch.data_path not in (None, launch.shared_path):
-        asked |= {"data_fs": launch.data_mount.removeprefix("/"), "data_pvc": launch.data_claim}
-    values |= {name: value for name, value in asked.items() if value is not None}
+        optional |= {"data_fs": launch.data_mount.removeprefix("/"), "data_pvc": launch.data_claim}
+    values |= {name: value for name, value in optional.items() if value is not None}
     both = sorted({*values, "run_yaml"} & set(launch.chart_values))
     if both:
         raise LaunchError(
-            f"launch.chart_values must not set {', '.join(both)}: that follows from the job",
+            f"launch.chart_values must not set {', '.join(both)}: the job determines them",
             remedy="set the launch section's own field instead (docs/config.md), or leave it out",
         )
     return {**values, **launch.chart_values, "run_yaml": job.run_yaml}
 
 
 def values_text(values: dict[str, Any]) -> str:
-    """`values` as a YAML file, the run file in it as people can read it."""
+    """`values` as a YAML file, with the run file as a readable block."""
     run = values["run_yaml"]
     is_plain = run[:1].isalnum() and run.endswith("\n") and all(line.isprintable() for line in run.split("\n"))
     return _dumped({**values, "run_yaml": LiteralScalarString(run)} if is_plain else values)
@@ -74,7 +74,7 @@ def _dumped(values: dict[str, Any]) -> str:
 
 
 def _quoted(value: Any) -> Any:
-    """Text in quotes: helm's YAML reads bare words such as `on` and `1e3` in its own way."""
+    """Quote all strings: helm's YAML reads bare words such as `on` and `1e3` differently."""
     if isinstance(value, LiteralScalarString):
         return value
     if isinstance(value, str):
@@ -87,14 +87,14 @@ def _quoted(value: Any) -> Any:
 
 
 def with_data_in_pods(run: RunConfig, launch: EksLaunch) -> RunConfig:
-    """`run` with data.root where the pods see it: a relative one is on the data volume."""
-    _refuse_file_of_this_machine("train.weights", run.train.weights, launch)
-    _refuse_file_of_this_machine("model.backbone.weights", run.model.backbone.weights, launch)
+    """`run` with data.root as a path in the pods: a relative one is on the data volume."""
+    _refuse_local_file("train.weights", run.train.weights, launch)
+    _refuse_local_file("model.backbone.weights", run.model.backbone.weights, launch)
     root = run.data.root
     if root.startswith(("/", "~")):
         if not _is_mounted(root, launch):
             raise LaunchError(
-                f"data.root {root} is on no volume that the pods mount: they see {_mounts(launch)}",
+                f"data.root {root} is on no volume that the pods mount, which are {_mounts(launch)}",
                 remedy=f"stage the data there (docs/eks.md) and set data.root={launch.data_mount}/…, or leave it out",
             )
         return run
@@ -104,13 +104,13 @@ def with_data_in_pods(run: RunConfig, launch: EksLaunch) -> RunConfig:
     return replaced(run, {"data.root": posixpath.join(launch.data_mount, folder)})
 
 
-def _refuse_file_of_this_machine(field: str, path: str | None, launch: EksLaunch) -> None:
-    """Files of the image, and what is relative to data.root, are the pods' affair."""
+def _refuse_local_file(field: str, path: str | None, launch: EksLaunch) -> None:
+    """Raise if `path` is a file of this machine; files of the image and relative paths are not checked."""
     if path is None or not path.startswith(("/", "~")) or _is_mounted(path, launch):
         return
     if path.startswith("~") or Path(path).exists():
         raise LaunchError(
-            f"{field} {path} is a file of this machine, and the pods see only {_mounts(launch)}",
+            f"{field} {path} is a file on this machine, and the pods mount only {_mounts(launch)}",
             remedy=f"copy it there (docs/eks.md, Files) and set {field}={launch.data_mount}/…",
         )
 
@@ -125,7 +125,7 @@ def _mounts(launch: EksLaunch) -> str:
 
 
 def with_instance_facts(launch: EksLaunch, known: Mapping[str, Instance] = INSTANCES) -> EksLaunch:
-    """`launch` with the GPUs of its instance type settled, and what the chart cannot know of a type from a file."""
+    """`launch` with the GPUs of its instance type, and with the facts that the chart lacks for types from a file."""
     if launch.gpus is not None and launch.instance not in known:
         return launch
     facts = instance_named(launch.instance, known)
@@ -136,7 +136,7 @@ def with_instance_facts(launch: EksLaunch, known: Mapping[str, Instance] = INSTA
         raise LaunchError(f"{facts.name} has no EFA device", remedy="leave launch.efa out, or take a type that has EFA")
     changes: dict[str, object] = {"gpus": gpus}
     if _shape(facts) != _shape(INSTANCES.get(facts.name)):
-        # A node keeps some of its CPUs and memory for itself.
+        # Daemons of the node need some of its CPUs and memory.
         changes["cpus"] = launch.cpus or max(1, facts.vcpus - max(1, facts.vcpus // 12))
         changes["memory_gib"] = launch.memory_gib or max(1, facts.memory_gib * 4 // 5 - 1)
         if launch.efa is not False and "efa_per_node" not in launch.chart_values:

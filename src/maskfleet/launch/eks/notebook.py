@@ -1,4 +1,4 @@
-"""`maskfleet notebook` on EKS: the chart `notebook` for one run, installed by helm and reached by a port-forward."""
+"""`maskfleet notebook` on EKS: helm installs the chart `notebook` for one run, and a port-forward connects to it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from maskfleet.system.process import Finished, Shell
 USER = "fleet"
 PORT = 8443
 SUFFIX = "-notebook"
-LONGEST_RELEASE = 40  # as the charts have it
+LONGEST_RELEASE = 40  # the charts enforce it
 SHORTEST_PASSWORD = 10
 BCRYPT_COST = 12
-BCRYPT_BYTES = 72  # what is longer bcrypt would not look at
+BCRYPT_BYTES = 72  # bcrypt ignores what follows
 HELM_S = 120.0
 Values = dict[str, Any]
 
@@ -46,7 +46,7 @@ class RunRelease:
 
     @classmethod
     def of(cls, handle: JobHandle) -> RunRelease:
-        """What `eks://CONTEXT@NAMESPACE/RELEASE` means."""
+        """The release of the handle `eks://CONTEXT@NAMESPACE/RELEASE`."""
         launch = launch_of(handle)
         return cls(launch.context, launch.namespace, release_of(handle))
 
@@ -67,7 +67,7 @@ class NotebookRelease:
         self.release, self._run = release, run
 
     def values(self) -> Values | None:
-        """What the notebook was installed with; None if there is none."""
+        """The values of the installed notebook; None if there is none."""
         return self._values_of(self.release.notebook)
 
     def run_values(self) -> Values:
@@ -81,14 +81,14 @@ class NotebookRelease:
         return found
 
     def install(self, values: Values) -> None:
-        """Install or change it; values go in by standard input, since a command line can be read by others."""
+        """Install or change it; values go through standard input, since other users can read a command line."""
         chart = str(deploy_path("helm", "notebook"))
         command = ["upgrade", "--install", self.release.notebook, chart, "--values", "-"]
         done = self._helm(*command, stdin=json.dumps(values))
         if done.code != 0:
             raise LaunchError(
-                f"helm did not install {self.release.notebook}: {_last_words(done)}",
-                remedy="it names the value or the right that is missing; docs/eks-notebook.md lists the values",
+                f"helm did not install {self.release.notebook}: {_error_output(done)}",
+                remedy="it names the missing value or permission; docs/eks-notebook.md lists the values",
             )
 
     def stop(self) -> bool:
@@ -96,7 +96,7 @@ class NotebookRelease:
         done = self._helm("uninstall", self.release.notebook)
         if done.code != 0 and "not found" not in done.err:
             raise LaunchError(
-                f"helm did not remove {self.release.notebook}: {_last_words(done)}", remedy="fix that, then try again"
+                f"helm did not remove {self.release.notebook}: {_error_output(done)}", remedy="fix that, then try again"
             )
         return done.code == 0
 
@@ -106,7 +106,7 @@ class NotebookRelease:
             if "not found" in done.err:
                 return None
             raise LaunchError(
-                f"helm cannot read the release {release}: {_last_words(done)}",
+                f"helm cannot read the release {release}: {_error_output(done)}",
                 remedy="see whether `helm list` works: VPN, kubeconfig (`aws eks update-kubeconfig`), AWS credentials",
             )
         values = json.loads(done.out or "null") or {}
@@ -176,7 +176,7 @@ def ensured(
 
 
 def values_for(run: Values, release: str, *, image: str | None, instance: str | None) -> Values:
-    """The notebook's values that follow from those of the run's release."""
+    """The values of the notebook, derived from those of the run's release."""
     folder = f"{run.get('log_dir') or 'logs'}/{run.get('run_id') or release}"
     values = {
         "image": image or notebook_image(str(run.get("image") or "")),
@@ -190,7 +190,7 @@ def values_for(run: Values, release: str, *, image: str | None, instance: str | 
     missing = [name for name in ("shared_fs", "shared_pvc") if not values[name]]
     if missing:
         raise LaunchError(
-            f"the release {release} has no value {missing[0]}, so it is no training run",
+            f"the release {release} has no value {missing[0]}, so it is not a training run",
             remedy="check the handle; `maskfleet launch` prints it",
         )
     return values
@@ -200,14 +200,14 @@ def notebook_image(image: str) -> str:
     """The notebook image that belongs to a training image: the same name, its tag with `-notebook`."""
     if not _TAGGED.fullmatch(image):
         raise LaunchError(
-            f"which notebook image belongs to {image or 'the run'} is not known",
+            f"the notebook image for {image or 'the run'} is not known",
             remedy="build deploy/docker/notebook (docs/eks-notebook.md) and name it with --image",
         )
     return f"{image}{SUFFIX}"
 
 
 def certificate_fingerprint(kube: Kube, release: str, values: Values) -> str | None:
-    """SHA-256 of the certificate that helm signed itself, as browsers write it; None for any other certificate."""
+    """SHA-256 of the self-signed certificate in the form that browsers show; None for any other certificate."""
     tls = values.get("tls") or {}
     if tls.get("existing_secret") or tls.get("issuer"):
         return None
@@ -220,16 +220,16 @@ def certificate_fingerprint(kube: Kube, release: str, values: Values) -> str | N
 
 
 def checked_password(password: str) -> str:
-    """`password`, if it is fit to guard a notebook."""
+    """`password`; raises if it is too weak, too long or not printable."""
     problem = None
     if len(password) < SHORTEST_PASSWORD:
-        problem = f"the password has less than {SHORTEST_PASSWORD} characters"
+        problem = f"the password has fewer than {SHORTEST_PASSWORD} characters"
     elif len(password.encode()) > BCRYPT_BYTES:
         problem = f"the password has more than {BCRYPT_BYTES} bytes"
     elif not password.isprintable():
         problem = "the password has characters that cannot be typed into a browser"
     if problem:
-        raise LaunchError(problem, remedy="choose another, or leave it empty to have one made")
+        raise LaunchError(problem, remedy="choose another, or leave it empty to generate one")
     return password
 
 
@@ -241,7 +241,7 @@ def _typed_password(say: Callable[[str], None]) -> str:
     """A password typed twice; for an empty one a random password is made and shown once."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise LaunchError("there is no terminal to ask for a password", remedy="pipe one in, with --password-stdin")
-    typed = getpass.getpass("Password for the notebook (empty: make one): ")
+    typed = getpass.getpass("Password for the notebook (empty: generate one): ")
     if not typed:
         made = random_password()
         say(f"the password, shown only now: {made}")
@@ -253,12 +253,12 @@ def _typed_password(say: Callable[[str], None]) -> str:
 
 
 def random_password() -> str:
-    """A password that nobody guesses."""
+    """A random password of 20 characters."""
     return secrets.token_urlsafe(15)
 
 
 def bcrypt_hash(password: str) -> str:
-    """What is stored instead of `password`."""
+    """The bcrypt hash that is stored instead of `password`."""
     try:
         import bcrypt
     except ImportError as error:
@@ -266,6 +266,6 @@ def bcrypt_hash(password: str) -> str:
     return bcrypt.hashpw(password.encode(), bcrypt.gensalt(BCRYPT_COST)).decode()
 
 
-def _last_words(done: Finished) -> str:
+def _error_output(done: Finished) -> str:
     lines = [line for line in (done.err or done.out).splitlines() if line.strip()]
     return "\n".join(lines[-12:]) or f"it ended with {done.code}"

@@ -1,4 +1,4 @@
-"""What helm has noted about a release: its state and values, still there after the release was removed."""
+"""Helm's record of a release: its status and values, kept after the release was uninstalled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ReleaseRecord:
     status: str  # deployed, uninstalled, failed, pending-install, …
     description: str
     chart: str
-    values: Json  # the chart's, changed by the user's
+    values: Json  # the chart's defaults with the user's values
 
     @property
     def is_removed(self) -> bool:
@@ -31,17 +31,17 @@ class ReleaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunStorage:
-    """Where the files of a run are, and what can look at them."""
+    """The volume that holds the files of a run, and an image that can read them."""
 
     mount: str  # /fsx
     claim: str
-    folder: str  # of the run, below the mount
+    folder: str  # run directory, relative to the mount
     image: str
     pull_secrets: tuple[str, ...] = ()
 
 
 def record_of(kube: Kube, release: str) -> ReleaseRecord | None:
-    """The newest record of `release`; None where there is none, or where it may not be read."""
+    """The newest record of `release`; None if there is none, or without permission to read it."""
     try:
         secrets = kube.items(kube.of_namespace("secrets"), labelSelector=f"owner=helm,name={release}")
     except ApiError as error:
@@ -55,7 +55,7 @@ def record_of(kube: Kube, release: str) -> ReleaseRecord | None:
 
 
 def read_record(secret: Json) -> ReleaseRecord:
-    """The record that helm packed into `secret`."""
+    """The record that helm encoded in `secret`."""
     try:
         packed = base64.b64decode(base64.b64decode(secret["data"]["release"]))
         data = json.loads(gzip.decompress(packed) if packed[:2] == b"\x1f\x8b" else packed)
@@ -70,13 +70,13 @@ def read_record(secret: Json) -> ReleaseRecord:
 
 
 def storage_of(record: ReleaseRecord | None, release: str) -> RunStorage:
-    """Where the run of `release` keeps its files, as its values say."""
+    """Where the run of `release` stores its files, according to its values."""
     values = record.values if record is not None else {}
     if record is None or not values.get("shared_pvc") or not values.get("shared_fs") or not values.get("image"):
         raise LaunchError(
-            f"helm knows no release {release} that trains, so it is not known where its files are",
+            f"helm knows no release {release} that trains, so the location of its files is unknown",
             remedy="check the handle; if helm's record was removed, `maskfleet launch` the same run under the same "
-            "name, which goes on in the same folder",
+            "name, which resumes in the same folder",
         )
     secrets = values.get("image_pull_secrets") or []
     names = tuple(str(one["name"] if isinstance(one, dict) else one) for one in secrets)
@@ -85,7 +85,7 @@ def storage_of(record: ReleaseRecord | None, release: str) -> RunStorage:
 
 
 def _merged(base: Json, changes: Json) -> Json:
-    """As helm merges: a null takes a value away."""
+    """Merge as helm does: null removes a value."""
     result: dict[str, Any] = dict(base)
     for name, value in changes.items():
         if value is None:

@@ -1,4 +1,4 @@
-"""What the cluster knows of a job: its MPIJob, launcher, pods and events, and the state that follows from them."""
+"""The state of a job, derived from its MPIJob, launcher, pods and events in the cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TAIL = 200
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """Everything at one moment, as the API gives it."""
+    """All objects of a job at one moment, as the API returns them."""
 
     release: str
     mpijob: Json | None = None
@@ -57,7 +57,7 @@ def mpijob_of(kube: Kube, release: str) -> Json | None:
 
 
 def take_snapshot(kube: Kube, release: str, *, with_tail: bool = True) -> JobSnapshot:
-    """Ask the cluster for all of it."""
+    """Read all objects of the job `release`."""
     mpijob = mpijob_of(kube, release)
     record = record_of(kube, release)
     if mpijob is None:
@@ -73,7 +73,7 @@ def take_snapshot(kube: Kube, release: str, *, with_tail: bool = True) -> JobSna
 
 
 def status_from(snapshot: JobSnapshot) -> JobStatus:
-    """The job's state, from a snapshot alone."""
+    """The status of a job, from a snapshot alone."""
     state, detail = _state(snapshot)
     steps = [int(match[1]) for line in snapshot.tail if (match := _STEP.search(line))]
     failed = state is JobState.FAILED
@@ -102,7 +102,7 @@ def _state(snapshot: JobSnapshot) -> tuple[JobState, str]:
         queue = snapshot.mpijob["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
         return JobState.PENDING, f"waits in queue {queue}" if queue else "is suspended"
     if not snapshot.mpijob.get("status", {}).get("conditions"):
-        return JobState.PENDING, "the MPI operator has not taken it up yet"
+        return JobState.PENDING, "the MPI operator has not handled it yet"
     running = [pod for pod in snapshot.launchers if pod["status"].get("phase") == "Running"]
     ready = sum(is_ready(pod) for pod in snapshot.workers)
     if running:
@@ -128,17 +128,17 @@ def _without_mpijob(snapshot: JobSnapshot) -> tuple[JobState, str]:
         case "failed":
             return JobState.FAILED, f"helm could not install it: {record.description}"
         case _:
-            return JobState.LOST, "its MPIJob was deleted, and not by `maskfleet cancel`; launch it again to go on"
+            return JobState.LOST, "its MPIJob was deleted, and not by `maskfleet cancel`; launch it again to resume"
 
 
 def is_finished(mpijob: Json) -> bool:
-    """Whether the operator is through with it; after an eviction it says Failed, and yet goes on."""
+    """Whether the operator has finished it; after an eviction it reports Failed, and yet continues."""
     over = mpijob.get("status", {}).get("completionTime") is not None
     return condition(mpijob, "Succeeded") is not None or (over and condition(mpijob, "Failed") is not None)
 
 
 def condition(thing: Json, kind: str) -> Json | None:
-    """The condition of `thing` if it is true."""
+    """The condition `kind` of `thing` if it is true."""
     for one in thing.get("status", {}).get("conditions", []):
         if one["type"] == kind and one["status"] == "True":
             assert isinstance(one, dict)
@@ -151,7 +151,7 @@ def is_ready(pod: Json) -> bool:
 
 
 def attempts(snapshot: JobSnapshot) -> int:
-    """How often the launcher was started, in new pods or in the same one."""
+    """How often the launcher was started, in new pods or restarted in the same pod."""
     status = (snapshot.launcher_job or {}).get("status", {})
     pods = sum(int(status.get(name, 0)) for name in ("active", "failed", "succeeded"))
     again = sum(int(one.get("restartCount", 0)) for pod in snapshot.launchers for one in containers(pod))
@@ -159,7 +159,7 @@ def attempts(snapshot: JobSnapshot) -> int:
 
 
 def containers(pod: Json) -> list[Json]:
-    """States of all containers, those that prepare the others first."""
+    """States of all containers, init containers first."""
     status = pod.get("status", {})
     return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
 
@@ -192,7 +192,7 @@ def event_time(event: Json) -> str:
 
 
 def age_s(thing: Json, now: datetime | None = None) -> float:
-    """Seconds since `thing` was made."""
+    """Seconds since `thing` was created."""
     made = datetime.fromisoformat(str(thing["metadata"]["creationTimestamp"]).replace("Z", "+00:00"))
     return ((now or datetime.now(UTC)) - made).total_seconds()
 
@@ -246,14 +246,14 @@ def _readable(kube: Kube, kind: str, name: str) -> Json | None:
 
 
 def _events(kube: Kube, snapshot: JobSnapshot, more: set[str]) -> list[Json]:
-    """Events about the job and all that belongs to it, oldest first; none where they may not be read."""
+    """Events about the job and its objects, oldest first; none without permission to read them."""
     names = {
         snapshot.release,
         f"{snapshot.release}-launcher",
         *more,
         *(pod["metadata"]["name"] for pod in snapshot.pods),
     }
-    gone = re.compile(
+    deleted = re.compile(
         rf"{re.escape(snapshot.release)}-(?:worker-\d+|launcher(?:-[a-z0-9]{{5}})?)|mpijob-{re.escape(snapshot.release)}-\w+"
     )
     try:
@@ -263,18 +263,18 @@ def _events(kube: Kube, snapshot: JobSnapshot, more: set[str]) -> list[Json]:
             return []
         raise
     about = [(one, str(one.get("involvedObject", {}).get("name", ""))) for one in found]
-    own = [one for one, name in about if name in names or gone.fullmatch(name)]
+    own = [one for one, name in about if name in names or deleted.fullmatch(name)]
     return sorted([*own, *_node_events(kube, snapshot)], key=event_time)
 
 
 def _node_events(kube: Kube, snapshot: JobSnapshot) -> list[Json]:
-    """Events about the nodes of the job's pods, and about those that Karpenter could not make since it was sent."""
+    """Events about the nodes of the job's pods, and about nodes that Karpenter failed to create since its launch."""
     nodes = {pod.get("spec", {}).get("nodeName") for pod in snapshot.pods}
     since = str((snapshot.mpijob or {})["metadata"].get("creationTimestamp", ""))[:19]
     found: list[Json] = []
     for kind in ("Node", "NodeClaim"):
         try:
-            # Things without a namespace have their events in this one.
+            # Events about cluster-scoped objects are in this namespace.
             some = kube.items("/api/v1/namespaces/default/events", fieldSelector=f"involvedObject.kind={kind}")
         except ApiError as error:
             if error.status == 403:
@@ -286,11 +286,11 @@ def _node_events(kube: Kube, snapshot: JobSnapshot) -> list[Json]:
 
 
 def _tail(kube: Kube, snapshot: JobSnapshot) -> tuple[str, ...]:
-    """Last lines of the newest launcher that says anything."""
+    """Last lines of the newest launcher that has a log."""
     for pod in reversed(snapshot.launchers):
         path = kube.of_namespace("pods", pod["metadata"]["name"], "log")
         try:
             return tuple(kube.lines(path, container=LAUNCHER, tailLines=_TAIL))
         except ApiError:
-            continue  # it has not started, its node is gone, or logs may not be read: the state is known without
+            continue  # it has not started, its node is lost, or reading logs is not permitted: the state needs no log
     return ()

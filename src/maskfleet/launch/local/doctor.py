@@ -19,7 +19,7 @@ HERE = ""  # the host of a finding about this machine
 
 
 def examine(folder: Path) -> list[Finding]:
-    """Look at Python, torch, GPUs, memory, the disk that holds `folder`, packages and tools."""
+    """Check Python, torch, GPUs, memory, the disk that holds `folder`, packages and tools."""
     findings = [_python(), *_torch_and_gpus(), _memory(), _disk(folder), _shared_memory()]
     findings += [_package(*row) for row in _PACKAGES]
     findings += [_tool(*row) for row in _TOOLS]
@@ -74,12 +74,12 @@ def _disk(folder: Path) -> Finding:
         f"disk at {folder}",
         free,
         10 * GIB,
-        "COCO needs about 25 GB and a run about 2 GB: free some, or use another disk",
+        "COCO needs about 25 GB and a run about 2 GB: free disk space, or use another disk",
     )
 
 
 def _shared_memory() -> Finding:
-    folder = Path("/dev/shm")  # noqa: S108 - looked at, not written
+    folder = Path("/dev/shm")  # noqa: S108 - only read
     if not folder.exists():
         return Finding(HERE, "shared memory", Verdict.OK, "no /dev/shm on this system")
     return _free(
@@ -124,10 +124,10 @@ _PACKAGES = (
 )
 _TOOLS = (
     ("git", "names the commit in results", "install git"),
-    ("ssh", "reaches other hosts", "install an OpenSSH client"),
+    ("ssh", "connects to other hosts", "install an OpenSSH client"),
     ("mpirun", "starts ranks by MPI", "install Open MPI; torchrun, which comes with torch, works without it"),
     ("kubectl", "talks to Kubernetes", "install kubectl for launches on EKS"),
     ("helm", "installs charts", "install helm 3 for launches on EKS"),
-    ("terraform", "makes the EKS cluster", "install terraform 1.5 or newer for `infra` on EKS"),
+    ("terraform", "creates the EKS cluster", "install terraform 1.5 or newer for `infra` on EKS"),
     ("docker", "builds images", "install docker or buildah to build training images"),
 )

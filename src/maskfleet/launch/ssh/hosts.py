@@ -38,7 +38,7 @@ def hosts_of(launch: SshLaunch, *, known: Mapping[str, Instance] = INSTANCES) ->
 
 
 def read_hosts_file(file: Path, default: int) -> list[Host]:
-    """Hosts of a file with `host slots=8` a line; `#` begins a comment."""
+    """Hosts of a file with one `host slots=8` per line; `#` begins a comment."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -57,9 +57,11 @@ def parse_host(text: str, default: int, *, where: str) -> Host:
     if match is None or not _ADDRESS.fullmatch(match[1]):
         raise LaunchError(
             f"{where}: {text!r} is not a host",
-            remedy="write --hosts one,two=8, or in a file `host slots=8`, one a line",
+            remedy="write --hosts one,two=8, or in a file `host slots=8`, one per line",
         )
     slots = int(match[2] or match[3] or default)
     if not 1 <= slots <= 1024:
-        raise LaunchError(f"{where}: {match[1]} has {slots} slots", remedy="a host has at least one slot: one a GPU")
+        raise LaunchError(
+            f"{where}: {match[1]} has {slots} slots", remedy="a host has at least one slot, usually one per GPU"
+        )
     return Host(match[1], slots)
