@@ -100,7 +100,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     insert(package / "config" / "launch.py", "\nAnyLaunch = ", CONFIG_CLASS)
     line = '    "toy": "maskfleet.launch.toy.backend:ToyBackend",\n'
     insert(package / "launch" / "backend.py", "BACKENDS = {\n", f"BACKENDS = {{\n{line}")
-    (root / "docs" / "toy.md").write_text("# Launch on a toy\n\nSet `launch.cluster` to a folder.\n")
+    (root / "docs" / "run-anywhere" / "toy.md").write_text("# Launch on a toy\n\nSet `launch.cluster` to a folder.\n")
     return root
 
 
@@ -135,7 +135,7 @@ def test_a_target_is_at_most_four_files(checkout: Path) -> None:
         "src/maskfleet/launch/toy/backend.py",
         "src/maskfleet/config/launch.py",
         "src/maskfleet/launch/backend.py",
-        "docs/toy.md",
+        "docs/run-anywhere/toy.md",
     }
 
 

@@ -117,7 +117,7 @@ def launch_config(base: AnyLaunch | None, on: str | None, changes: dict[str, Any
     except ValidationError as error:
         raise ConfigError(
             f"launch on {data['on']}: {'; '.join(launch_problems(error))}",
-            remedy="`maskfleet launch --help` lists the options of each target, docs/config.md the fields",
+            remedy="`maskfleet launch --help` lists the options of each target, docs/reference/config.md the fields",
         ) from None
 
 

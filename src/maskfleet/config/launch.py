@@ -234,7 +234,7 @@ class EksLaunch(Config):
     """Size of the memory-backed /dev/shm of each worker."""
 
     chart_values: dict[str, Any] = Field(default_factory=dict)
-    """Further values of the chart `train` (docs/eks-train.md)."""
+    """Further values of the chart `train` (docs/run-anywhere/eks/train-chart.md)."""
 
     @model_validator(mode="after")
     def _data_volume_whole(self) -> EksLaunch:

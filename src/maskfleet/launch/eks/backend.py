@@ -199,7 +199,7 @@ def _install_error(done: Finished, handle: JobHandle) -> LaunchError:
     elif "invalid ownership metadata" in said:
         remedy = "something of that name exists that helm did not make: choose another --name"
     elif "forbidden" in said:
-        remedy = "ask the cluster's administrator for this permission (docs/eks.md lists what is needed)"
+        remedy = "ask the cluster's administrator for this permission (docs/run-anywhere/eks/index.md lists all)"
     else:
         remedy = "nothing was started; fix what helm reports and launch again"
     return LaunchError(f"helm could not install {handle}:\n{said}", remedy=remedy)

@@ -96,7 +96,7 @@ def _device_plugin(kube: Kube) -> Finding:
     nodes = _visible(kube, "/api/v1/nodes") or []
     if any(one.get("status", {}).get("allocatable", {}).get(GPU, "0") != "0" for one in nodes):
         return Finding(CLUSTER, "NVIDIA device plugin", Verdict.OK, "nodes offer GPUs")
-    remedy = "install it, which `maskfleet infra up eks` does (docs/eks-addons.md)"
+    remedy = "install it, which `maskfleet infra up eks` does (docs/run-anywhere/eks/addons.md)"
     return Finding(CLUSTER, "NVIDIA device plugin", Verdict.FAIL, "no DaemonSet, and no node offers GPUs", remedy)
 
 
@@ -227,7 +227,7 @@ def _permissions(kube: Kube) -> Check:
             "rights",
             f"lacks {', '.join(lacking)}",
             f"you may not {', '.join(lacking)} in namespace {kube.namespace}",
-            "ask the cluster's administrator for these permissions (docs/eks.md lists what is needed)",
+            "ask the cluster's administrator for these permissions (docs/run-anywhere/eks/index.md lists all)",
         )
     return Check("rights", "all that a launch needs")
 

@@ -24,7 +24,7 @@ def chart_values(job: JobSpec, launch: EksLaunch) -> dict[str, Any]:
     if not launch.image:
         raise LaunchError(
             "no training image is named",
-            remedy="give --image REPOSITORY@DIGEST or launch.image; docs/eks.md says how to build and push one",
+            remedy="give --image REPOSITORY@DIGEST or launch.image; see docs/run-anywhere/eks/index.md",
         )
     values: dict[str, Any] = {
         "run_id": job.name,
@@ -52,7 +52,7 @@ def chart_values(job: JobSpec, launch: EksLaunch) -> dict[str, Any]:
     if both:
         raise LaunchError(
             f"launch.chart_values must not set {', '.join(both)}: the job determines them",
-            remedy="set the launch section's own field instead (docs/config.md), or leave it out",
+            remedy="set the launch section's own field instead (docs/reference/config.md), or leave it out",
         )
     return {**values, **launch.chart_values, "run_yaml": job.run_yaml}
 
@@ -95,7 +95,7 @@ def with_data_in_pods(run: RunConfig, launch: EksLaunch) -> RunConfig:
         if not _is_mounted(root, launch):
             raise LaunchError(
                 f"data.root {root} is on no volume that the pods mount, which are {_mounts(launch)}",
-                remedy=f"stage the data there (docs/eks.md) and set data.root={launch.data_mount}/…, or leave it out",
+                remedy=f"stage it there (docs/data/staging.md) and set data.root={launch.data_mount}/… or leave it out",
             )
         return run
     folder = launch.data_dir if root == DataConfig().root else posixpath.normpath(root)
@@ -111,7 +111,7 @@ def _refuse_local_file(field: str, path: str | None, launch: EksLaunch) -> None:
     if path.startswith("~") or Path(path).exists():
         raise LaunchError(
             f"{field} {path} is a file on this machine, and the pods mount only {_mounts(launch)}",
-            remedy=f"copy it there (docs/eks.md, Files) and set {field}={launch.data_mount}/…",
+            remedy=f"copy it there (docs/run-anywhere/eks/index.md, Files) and set {field}={launch.data_mount}/…",
         )
 
 

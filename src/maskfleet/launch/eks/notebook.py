@@ -88,7 +88,7 @@ class NotebookRelease:
         if done.code != 0:
             raise LaunchError(
                 f"helm did not install {self.release.notebook}: {_error_output(done)}",
-                remedy="it names the missing value or permission; docs/eks-notebook.md lists the values",
+                remedy="it names the missing value or permission; docs/run-anywhere/eks/notebook.md lists the values",
             )
 
     def stop(self) -> bool:
@@ -201,7 +201,7 @@ def notebook_image(image: str) -> str:
     if not _TAGGED.fullmatch(image):
         raise LaunchError(
             f"the notebook image for {image or 'the run'} is not known",
-            remedy="build deploy/docker/notebook (docs/eks-notebook.md) and name it with --image",
+            remedy="build deploy/docker/notebook (docs/run-anywhere/eks/notebook.md) and name it with --image",
         )
     return f"{image}{SUFFIX}"
 
