@@ -10,18 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
+from typing import Any, ClassVar, Protocol, Self, cast
 from urllib.parse import unquote, urlsplit
 
 from maskfleet.config.launch import LAUNCH_CLASSES, AnyLaunch
 from maskfleet.config.run import RunConfig
 from maskfleet.errors import ConfigError, LaunchError
+from maskfleet.launch.files.transfer import Report, RunFiles, ignore
 from maskfleet.launch.findings import Finding
 from maskfleet.launch.instances import INSTANCES, Instance
 from maskfleet.launch.job import JobHandle, JobSpec, JobStatus, Rendered
-
-if TYPE_CHECKING:
-    from maskfleet.launch.files.transfer import RunFiles
 
 # Names, not classes: a target's libraries (asyncssh, kr8s, boto3) are imported only when it is used.
 BACKENDS = {
@@ -88,12 +86,7 @@ class Backend(Protocol):
         raise no_doctor(_target_of(type(self)))
 
     def files(
-        self,
-        handle: JobHandle,
-        *,
-        writable: bool = False,
-        is_file: bool = False,
-        report: Callable[[str], None] = lambda text: None,
+        self, handle: JobHandle, *, writable: bool = False, is_file: bool = False, report: Report = ignore
     ) -> AbstractContextManager[RunFiles]:
         """The files that `handle`, with or without a path after the job's name, refers to."""
         raise LaunchError(f"files of {handle.on} jobs cannot be copied", remedy="copy them with the target's own tools")

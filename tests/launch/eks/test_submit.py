@@ -116,7 +116,7 @@ def test_weights_of_this_machine_are_refused_and_those_of_volume_or_image_are_no
     mine = tmp_path / "w.npz"
     mine.touch()
     for path in (str(mine), "~/w.npz"):
-        with pytest.raises(LaunchError, match=rf"{field} .*w.npz is a file of this machine") as refused:
+        with pytest.raises(LaunchError, match=rf"{field} .*w.npz is a file on this machine") as refused:
             rendered(replaced(recipe("standard"), {field: path}))
         assert f"{field}=/fsx/" in refused.value.remedy
     for path in ("/fsx/w.npz", "w.npz", "/opt/of-the-image/w.npz"):
@@ -218,7 +218,7 @@ def old_lease(api: FakeKube) -> None:
     ("change", "words"),
     [
         (without("/api/v1/namespaces/kubeflow"), "no namespace kubeflow"),
-        (without("/apis/kubeflow.org/v2beta1"), "does not know MPIJobs"),
+        (without("/apis/kubeflow.org/v2beta1"), "has no MPIJob resource"),
         (old_lease, "operator does not run: lease not renewed for"),
         (without("/api/v1/namespaces/kubeflow/persistentvolumeclaims/pv-fsx"), "has no volume claim pv-fsx"),
         (lambda api: api.add(claim("pv-fsx", "Pending")), "pv-fsx is Pending"),

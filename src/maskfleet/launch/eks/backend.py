@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Self
@@ -24,7 +24,7 @@ from maskfleet.launch.eks.logs import launcher_lines, lines_left
 from maskfleet.launch.eks.mpijob import chart_values, values_text, with_data_in_pods, with_instance_facts
 from maskfleet.launch.eks.release import CHART, ReleaseRecord, record_of
 from maskfleet.launch.eks.status import mpijob_of, status_from, take_snapshot
-from maskfleet.launch.files.transfer import RunFiles
+from maskfleet.launch.files.transfer import Report, RunFiles, ignore
 from maskfleet.launch.findings import Finding
 from maskfleet.launch.instances import INSTANCES, Instance
 from maskfleet.launch.job import JobHandle, JobSpec, JobState, JobStatus, NameRule, Rendered, job_for
@@ -124,12 +124,7 @@ class EksBackend(Backend):
         return examine_eks(self._launch)
 
     def files(
-        self,
-        handle: JobHandle,
-        *,
-        writable: bool = False,
-        is_file: bool = False,
-        report: Callable[[str], None] = lambda text: None,
+        self, handle: JobHandle, *, writable: bool = False, is_file: bool = False, report: Report = ignore
     ) -> AbstractContextManager[RunFiles]:
         return run_files(handle, writable=writable, is_file=is_file, report=report)
 
@@ -193,7 +188,7 @@ def _refuse_another_run(record: ReleaseRecord, rendered: Rendered, handle: JobHa
 def _install_error(done: Finished, handle: JobHandle) -> LaunchError:
     said = (done.err.strip() or done.out.strip() or f"code {done.code}").removeprefix("Error: ")
     if "still in use" in said:  # helm 3: cannot re-use a name that is; helm 4: cannot reuse one
-        remedy = f"somebody launched it at the same moment: `maskfleet status {handle}`"
+        remedy = f"someone launched it at the same moment: `maskfleet status {handle}`"
     elif "values don't meet the specifications" in said or "execution error at" in said:
         remedy = "the message above names the value of the chart; change the field of the launch section that gives it"
     elif "invalid ownership metadata" in said:

@@ -15,7 +15,7 @@ from maskfleet.launch.eks.handle import launch_of
 from maskfleet.launch.eks.release import RunStorage, record_of, storage_of
 from maskfleet.launch.eks.status import JobSnapshot
 from maskfleet.launch.files.agent import RefusedError, parts_of
-from maskfleet.launch.files.transfer import AGENT, RunFiles, Stream, Volume
+from maskfleet.launch.files.transfer import AGENT, Report, RunFiles, Stream, Volume, ignore
 from maskfleet.launch.job import JobHandle
 from maskfleet.system.kube.client import ApiError, Json, Kube
 from maskfleet.system.kube.exec import process_in
@@ -30,7 +30,7 @@ STARTING = ("ContainerCreating", "PodInitializing", "ErrImagePull", None)  # Err
 
 
 @contextlib.contextmanager
-def run_files(handle: JobHandle, *, writable: bool, is_file: bool, report: Callable[[str], None]) -> Iterator[RunFiles]:
+def run_files(handle: JobHandle, *, writable: bool, is_file: bool, report: Report) -> Iterator[RunFiles]:
     """What `handle`, RELEASE or RELEASE/PATH, refers to."""
     launch = launch_of(handle)
     release, slash, path = handle.path.partition("/")
@@ -45,7 +45,7 @@ def run_files(handle: JobHandle, *, writable: bool, is_file: bool, report: Calla
 
 @contextlib.contextmanager
 def volume_of(
-    kube: Kube, release: str, path: str, *, writable: bool = False, report: Callable[[str], None] = lambda text: None
+    kube: Kube, release: str, path: str, *, writable: bool = False, report: Report = ignore
 ) -> Iterator[Volume]:
     """The volume of `release` at `path`: below the run's folder, or below the volume's root if it begins with `/`."""
     storage = storage_of(record_of(kube, release), release)
@@ -126,7 +126,7 @@ def _wait_for_start(
     release: str,
     name: str,
     *,
-    report: Callable[[str], None],
+    report: Report,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:

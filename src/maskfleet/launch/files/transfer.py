@@ -25,6 +25,13 @@ TRIES = 5  # attempts in a row without progress
 AGENT = ("-I", "-c", inspect.getsource(agent))
 
 
+Report = Callable[[str], None]  # gets a line about the progress
+
+
+def ignore(text: str) -> None:
+    """A Report that prints nothing."""
+
+
 class BrokenError(LaunchError):
     """The connection to the agent was lost; a new one may work."""
 
@@ -75,7 +82,7 @@ class RunFiles:
         found: list[FileEntry] = self._run(self._volume.entries())
         return found
 
-    def fetch(self, folder: Path, report: Callable[[str], None] = lambda text: None) -> Fetched:
+    def fetch(self, folder: Path, report: Report = ignore) -> Fetched:
         """Copy all of it into `folder`, verified; resumes an earlier fetch."""
         if self._folder is not None and folder.resolve() == self._folder.resolve():
             raise ConfigError(f"{folder} is the run itself", remedy="name another folder")
@@ -109,7 +116,7 @@ class Volume:
                 found.append(FileEntry(**one))
         return found
 
-    async def fetch(self, folder: Path, report: Callable[[str], None] = lambda text: None) -> Fetched:
+    async def fetch(self, folder: Path, report: Report = ignore) -> Fetched:
         """Copy all files into `folder`; files or parts that are there already are not sent again."""
         found = await self.entries(deep=True)
         if [one.path for one in found] == [""]:
@@ -126,7 +133,7 @@ class Volume:
         if [one.path for one in found] != [""]:
             raise LaunchError("that is a folder", remedy="copy it with `maskfleet fetch`")
         done = Fetched()
-        await self._fetch_all([("", target)], done, lambda text: None)
+        await self._fetch_all([("", target)], done, ignore)
         if done.left_out:
             raise LaunchError(done.left_out[0], remedy="see what is there with `maskfleet ls`")
         return done
@@ -155,7 +162,7 @@ class Volume:
                     raise
                 await asyncio.sleep(self._pause_s)
 
-    async def _fetch_all(self, left: list[tuple[str, Path]], done: Fetched, report: Callable[[str], None]) -> None:
+    async def _fetch_all(self, left: list[tuple[str, Path]], done: Fetched, report: Report) -> None:
         broken = 0
         while left:
             before = _progress(left)
@@ -168,7 +175,7 @@ class Volume:
                 report(f"{error.what}; resuming")
                 await asyncio.sleep(self._pause_s)
 
-    async def _fetch_some(self, left: list[tuple[str, Path]], done: Fetched, report: Callable[[str], None]) -> None:
+    async def _fetch_some(self, left: list[tuple[str, Path]], done: Fetched, report: Report) -> None:
         """Fetch one batch over one connection; removes complete files from `left`."""
         drafts = [_Draft(name, target) for name, target in left[:BATCH]]
         async with self._open() as stream:

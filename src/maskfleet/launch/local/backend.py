@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import ClassVar, Self
@@ -15,7 +15,7 @@ from maskfleet.config.run import RunConfig
 from maskfleet.errors import LaunchError
 from maskfleet.launch.backend import Backend, NotebookOptions
 from maskfleet.launch.explain import explain_job
-from maskfleet.launch.files.transfer import RunFiles
+from maskfleet.launch.files.transfer import Report, RunFiles, ignore
 from maskfleet.launch.findings import Finding
 from maskfleet.launch.instances import INSTANCES, Instance
 from maskfleet.launch.job import JobHandle, JobSpec, JobState, JobStatus, Rendered, job_for
@@ -106,12 +106,7 @@ class LocalBackend(Backend):
         return examine(folder)
 
     def files(
-        self,
-        handle: JobHandle,
-        *,
-        writable: bool = False,
-        is_file: bool = False,
-        report: Callable[[str], None] = lambda text: None,
+        self, handle: JobHandle, *, writable: bool = False, is_file: bool = False, report: Report = ignore
     ) -> AbstractContextManager[RunFiles]:
         return nullcontext(run_files(handle))
 

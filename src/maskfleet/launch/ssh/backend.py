@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +19,7 @@ from maskfleet.config.load import RUN_FILE
 from maskfleet.config.run import RunConfig
 from maskfleet.errors import LaunchError
 from maskfleet.launch.backend import Backend
-from maskfleet.launch.files.transfer import RunFiles
+from maskfleet.launch.files.transfer import Report, RunFiles, ignore
 from maskfleet.launch.findings import Finding
 from maskfleet.launch.instances import INSTANCES, Instance
 from maskfleet.launch.job import JobHandle, JobSpec, JobState, JobStatus, Rendered, job_for
@@ -128,12 +128,7 @@ class SshBackend(Backend):
         return examine_hosts(self._launch, data=data, ask=self._ask)
 
     def files(
-        self,
-        handle: JobHandle,
-        *,
-        writable: bool = False,
-        is_file: bool = False,
-        report: Callable[[str], None] = lambda text: None,
+        self, handle: JobHandle, *, writable: bool = False, is_file: bool = False, report: Report = ignore
     ) -> AbstractContextManager[RunFiles]:
         return nullcontext(run_files(handle))
 
