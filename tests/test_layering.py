@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from pathlib import Path
 
 import pytest
 
 import maskfleet
+from maskfleet.config.launch import LAUNCH_CLASSES
+from maskfleet.launch.backend import BACKENDS, Backend, backend_class
+from maskfleet.launch.local.backend import LocalBackend
 
 PACKAGE = Path(maskfleet.__file__).parent
 
@@ -182,3 +186,77 @@ def test_text_and_dataclasses_may_be_replaced(tmp_path: Path) -> None:
     file = tmp_path / "good.py"
     file.write_text("text.replace('a', 'b')\ndataclasses.replace(batch, ids=ids)\nmoment.replace(hour=0)\n")
     assert machine_uses(file) == []
+
+
+TARGETS = ("local", "ssh", "eks", "sagemaker")
+# Here "eks" is the name of a stack of infrastructure, not of a launch target.
+STACKS = ("infra/", "cli/infra")
+SHARED_NAMES = ("doctor", "files", "notebook")  # a method of Backend, and the file that implements it
+
+
+def may_know_targets(name: str) -> bool:
+    """Whether the file `name`, from the package, may compare with the name of a target."""
+    return name == "config/launch.py" or name.startswith((*(f"launch/{target}/" for target in TARGETS), *STACKS))
+
+
+def target_comparisons(path: Path) -> list[str]:
+    """Lines that compare with a target's name, or use a target's config class or modules."""
+    faults = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        compared: list[ast.AST] = []
+        if isinstance(node, ast.Compare):
+            compared = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue):
+            compared = [node.value]
+        constants = {part.value for one in compared for part in ast.walk(one) if isinstance(part, ast.Constant)}
+        if constants & set(TARGETS):
+            faults.append(f"{path.name}:{node.lineno}")  # type: ignore[attr-defined]
+        if isinstance(node, ast.ImportFrom):
+            names = {alias.name for alias in node.names}
+            is_class = names & {"LocalLaunch", "SshLaunch", "EksLaunch", "SageMakerLaunch"}
+            if is_class or (node.module or "").startswith(tuple(f"maskfleet.launch.{target}" for target in TARGETS)):
+                faults.append(f"{path.name}:{node.lineno}")
+    return faults
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_a_target_knows_its_name(path: Path) -> None:
+    if not may_know_targets(path.relative_to(PACKAGE).as_posix()):
+        assert target_comparisons(path) == []
+
+
+def test_the_rule_about_targets_can_fail(tmp_path: Path) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(
+        'if on == "eks" or on in ("local", "ssh"):\n    pass\n'
+        'match on:\n    case "sagemaker":\n        pass\n'
+        "from maskfleet.config.launch import EksLaunch, AnyLaunch\n"
+        "from maskfleet.launch.ssh.doctor import examine_hosts\n"
+        'on = "local"\n'
+    )
+    assert sorted(set(target_comparisons(file))) == ["bad.py:1", "bad.py:4", "bad.py:6", "bad.py:7"]
+
+
+def misplaced_files(kind: type[Backend]) -> list[str]:
+    """Methods of `kind` whose file its folder lacks, and files whose method it lacks."""
+    folder = Path(inspect.getfile(kind)).parent
+    return [
+        f"{folder.name}/{name}.py" for name in SHARED_NAMES if (name in vars(kind)) != (folder / f"{name}.py").exists()
+    ]
+
+
+@pytest.mark.parametrize("on", sorted(BACKENDS))
+def test_targets_use_the_same_file_names(on: str) -> None:
+    kind = backend_class(on)
+    assert Path(inspect.getfile(kind)) == PACKAGE / "launch" / on / "backend.py"
+    assert misplaced_files(kind) == []
+
+
+def test_every_folder_of_a_target_is_a_backend_and_has_a_config_class() -> None:
+    folders = {path.parent.name for path in (PACKAGE / "launch").glob("*/backend.py")}
+    assert folders == set(BACKENDS) <= set(LAUNCH_CLASSES) == set(TARGETS)
+
+
+def test_the_rule_about_file_names_can_fail() -> None:
+    odd = type("LocalBackend", (), {"__module__": LocalBackend.__module__, "files": LocalBackend.files})
+    assert misplaced_files(odd) == ["local/doctor.py", "local/notebook.py"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import Cluster
-from maskfleet.launch.job import JobHandle
+from maskfleet.launch.backend import parse_handle
 
 ENVIRONMENT = Path(sys.executable).parent.parent
 
@@ -72,7 +72,7 @@ class Client:
 
 
 def run_dir_of(handle: str) -> Path:
-    return Path(JobHandle.parse(handle).path)
+    return Path(parse_handle(handle).path)
 
 
 def until(condition: Callable[[], object], timeout_s: float = 240) -> None:

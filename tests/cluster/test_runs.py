@@ -111,7 +111,7 @@ def test_the_run_goes_on_without_the_host_that_led_it(client: Client) -> None:
     finally:
         cluster.start_host(1)
     until(lambda: read_metrics(run_dir)[-1]["ranks"] == 3)
-    assert any("host 1 leads from now on" in event for event in client.status(handle)["events"])
+    assert any("host 1 is the new leader" in event for event in client.status(handle)["events"])
     assert client("cancel", handle).returncode == 0
     steps = [record["step"] for record in read_metrics(run_dir)]
     assert steps == list(range(1, len(steps) + 1))

@@ -23,7 +23,7 @@ from maskfleet.cli.infra_view import TerminalView
 from maskfleet.infra.stacks import Stack
 from maskfleet.infra.terraform.session import Options, Session, open_session, read_session
 from maskfleet.infra.terraform.up import up
-from maskfleet.launch.supervise.processes import MARK, mark_of, sweep
+from maskfleet.launch.supervise.processes import JOB_VARIABLE, job_id, kill_all
 from maskfleet.system.kube.fake import FakeKube
 from tools import tool
 
@@ -87,9 +87,9 @@ class Stage:
 def stage(tmp_path: Path) -> Iterator[Stage]:
     """A work folder that does not exist yet; what Terraform started and left behind ends with it."""
     made = make_stage(tmp_path)
-    made.env[MARK] = mark_of(tmp_path)
+    made.env[JOB_VARIABLE] = job_id(tmp_path)
     yield made
-    assert sweep(mark_of(tmp_path)) == []
+    assert kill_all(job_id(tmp_path)) == []
 
 
 def make_stage(folder: Path) -> Stage:

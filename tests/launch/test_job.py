@@ -13,9 +13,11 @@ from maskfleet.config.launch import EksLaunch, LocalLaunch, SageMakerLaunch, Ssh
 from maskfleet.config.load import load
 from maskfleet.config.recipes import recipe
 from maskfleet.errors import LaunchError
+from maskfleet.launch.backend import backend_for, parse_handle
 from maskfleet.launch.instances import INSTANCES, instance_named, with_overrides
 from maskfleet.launch.job import HostStatus, JobHandle, JobState, JobStatus, job_for
-from maskfleet.launch.slots import hosts_of, slots_for
+from maskfleet.launch.local import backend as local_backend
+from maskfleet.launch.ssh.hosts import hosts_of
 
 
 @given(place=st.text("abc.@-:,", min_size=1), path=st.text(min_size=1).filter(lambda text: text.strip("/")))
@@ -23,42 +25,56 @@ def test_a_handle_reads_back_whatever_the_path(place: str, path: str) -> None:
     if any(0xD800 <= ord(letter) <= 0xDFFF for letter in path):
         return
     handle = JobHandle("ssh", place, f"/{path.lstrip('/')}")
-    assert JobHandle.parse(str(handle)) == handle
+    assert parse_handle(str(handle)) == handle
     assert len(str(handle).split()) == 1
 
 
 @pytest.mark.parametrize("text", ["", "runs/a", "ftp://a/b", "local://", "ssh://host"])
 def test_what_is_no_handle_is_refused(text: str) -> None:
     with pytest.raises(LaunchError, match="not a job's handle"):
-        JobHandle.parse(text)
+        parse_handle(text)
 
 
 def test_the_job_carries_the_whole_run_and_is_named_after_it(tmp_path: Path) -> None:
     run = recipe("demo")
-    job = job_for(run, LocalLaunch(), slots=(2,))
+    job = job_for(run, slots=(2,))
     (tmp_path / "run.yaml").write_text(job.run_yaml)
     assert load(tmp_path / "run.yaml") == run
-    assert job.name == job_for(run, LocalLaunch(), slots=(2,)).name
-    assert job.name != job_for(recipe("standard"), LocalLaunch(), slots=(2,)).name
+    assert job.name == job_for(run, slots=(2,)).name
+    assert job.name != job_for(recipe("standard"), slots=(2,)).name
 
 
 @pytest.mark.parametrize("name", ["A", "a b", "$(x)", "-a", "a" * 64, "a\nb", "../a", ""])
 def test_names_that_could_do_harm_are_refused(name: str) -> None:
     with pytest.raises(LaunchError, match="cannot name a job"):
-        job_for(recipe("demo"), LocalLaunch(), slots=(1,), name=name)
+        job_for(recipe("demo"), slots=(1,), name=name)
 
 
 def test_ranks_follow_from_nodes_and_instance() -> None:
-    for launch in (EksLaunch(nodes=2, instance="p4d.24xlarge"), SageMakerLaunch(nodes=2, instance="ml.p4d.24xlarge")):
-        _, slots = slots_for(launch)
-        assert job_for(recipe("demo"), launch, slots=slots).ranks == 16
+    assert backend_for(EksLaunch(nodes=2, instance="p4d.24xlarge")).job(recipe("demo")).ranks == 16
+    assert backend_for(EksLaunch(instance="p4d.24xlarge"), nodes=3).job(recipe("demo")).ranks == 24
 
 
-def test_ranks_here_are_the_gpus_or_what_is_asked() -> None:
-    assert slots_for(LocalLaunch(), count_gpus=lambda: 4)[1] == (4,)
-    assert slots_for(LocalLaunch(), count_gpus=lambda: 0)[1] == (1,)
-    assert slots_for(LocalLaunch(gpus=2), count_gpus=lambda: 4)[1] == (2,)
-    assert slots_for(LocalLaunch(ranks=3), count_gpus=lambda: 0)[1] == (3,)
+def test_a_target_without_a_folder_is_refused_with_those_that_have_one() -> None:
+    with pytest.raises(LaunchError, match="launching on sagemaker is not built yet") as caught:
+        backend_for(SageMakerLaunch(nodes=2, instance="ml.p4d.24xlarge"))
+    assert caught.value.remedy == "launch --on local, --on ssh or --on eks"
+
+
+@pytest.mark.parametrize(
+    ("launch", "gpus", "ranks"),
+    [
+        (LocalLaunch(), 4, 4),
+        (LocalLaunch(), 0, 1),
+        (LocalLaunch(gpus=2), 4, 2),
+        (LocalLaunch(ranks=3), 0, 3),
+    ],
+)
+def test_ranks_here_are_the_gpus_or_what_is_asked(
+    launch: LocalLaunch, gpus: int, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_backend, "gpus_here", lambda: gpus)
+    assert backend_for(launch).slots == (ranks,)
 
 
 def test_hosts_come_from_the_command_line_or_a_file(tmp_path: Path) -> None:
@@ -90,9 +106,9 @@ def test_a_host_named_twice_is_refused() -> None:
 def test_more_nodes_or_survivors_than_hosts_are_refused() -> None:
     launch = SshLaunch(hosts=("a", "b"), min_nodes=3)
     with pytest.raises(LaunchError, match="only 2"):
-        job_for(recipe("demo"), launch, slots=(1, 1))
+        backend_for(launch).job(recipe("demo"))
     with pytest.raises(LaunchError, match="only 2 hosts"):
-        slots_for(launch, nodes=3)
+        backend_for(launch, nodes=3)
 
 
 def test_the_instances_of_the_seeds_are_known() -> None:

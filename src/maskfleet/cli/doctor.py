@@ -1,32 +1,33 @@
-"""`maskfleet doctor`: is this machine, or a cluster, fit to train?"""
+"""`maskfleet doctor`: can this machine, or a cluster, train?"""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from maskfleet.cli.console import out, print_raw
 from maskfleet.cli.options import ConfigOption, JsonOption
-from maskfleet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from maskfleet.launch.findings import Finding
 
 
 def doctor(
-    folder: Annotated[Path, typer.Option(help="Folder whose disk is checked for room.")] = Path(),
+    folder: Annotated[Path, typer.Option(help="Folder whose disk is checked for free space.")] = Path(),
     on: Annotated[
         str, typer.Option("--on", help="local for this machine, ssh for hosts, eks for Kubernetes.")
     ] = "local",
     config: ConfigOption = None,
     hosts: Annotated[
-        str | None, typer.Option(help="ssh: hosts with commas between, each with =SLOTS if you like.")
+        str | None, typer.Option(help="ssh: hosts separated by commas, each optionally with =SLOTS.")
     ] = None,
     hosts_file: Annotated[Path | None, typer.Option(help="ssh: file with `host slots=8` lines.")] = None,
     stack: Annotated[str | None, typer.Option(help="ssh: CloudFormation stack whose instances are the hosts.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="eks: machines that a launch would ask for.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="eks: machines of the launch.")] = None,
     instance: Annotated[str | None, typer.Option(help="eks: instance type of the machines.")] = None,
     namespace: Annotated[str | None, typer.Option(help="eks: Kubernetes namespace. Default: kubeflow.")] = None,
     context: Annotated[str | None, typer.Option(help="eks: kubectl context. Default: the current one.")] = None,
@@ -34,14 +35,16 @@ def doctor(
         list[str] | None,
         typer.Option("--launch-set", metavar="FIELD=VALUE", help="ssh, eks: change a field of the launch section."),
     ] = None,
-    accept_new: Annotated[bool, typer.Option("--accept-new", help="ssh: trust hosts never seen before.")] = False,
+    accept_new: Annotated[bool, typer.Option("--accept-new", help="ssh: trust hosts whose key is unknown.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check this machine, or with --on ssh or eks a whole cluster: what fits, what does not, and what to do."""
-    if on not in ("local", "ssh", "eks"):
-        raise ConfigError(f"there is no doctor for {on!r}", remedy="use --on local, --on ssh or --on eks")
-    if on == "local":
-        _machine(folder, as_json)
+    """Check whether this machine, or with --on ssh or eks a cluster, can train, and what to do about problems."""
+    from maskfleet.cli.launch import launch_config
+    from maskfleet.config.load import resolve
+    from maskfleet.launch.backend import BACKENDS, backend_for, no_doctor
+
+    if on not in BACKENDS:
+        raise no_doctor(on)
     changes: dict[str, Any] = {
         "hosts": tuple(hosts.split(",")) if hosts else None,
         "hosts_file": str(hosts_file) if hosts_file else None,
@@ -53,49 +56,26 @@ def doctor(
         "context": context,
     }
     given = {name: value for name, value in changes.items() if value is not None}
-    _cluster(config, given, launch_set or [], as_json, on=on)
-
-
-def _machine(folder: Path, as_json: bool) -> None:
-    from maskfleet.launch.local.doctor import Verdict, examine
-
-    findings = examine(folder)
-    rows = [(finding.verdict.value, finding.name, finding.found, finding.remedy) for finding in findings]
-    failed = any(finding.verdict is Verdict.FAIL for finding in findings)
-    if as_json:
-        print_raw(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
-    else:
-        _print_table(("", "what", "found", "remedy"), rows)
-        out.print(
-            "\nThis machine cannot train yet: see the lines that fail." if failed else "\nThis machine can train."
-        )
-    raise typer.Exit(1 if failed else 0)
-
-
-def _cluster(config: Path | None, changes: dict[str, Any], sets: list[str], as_json: bool, *, on: str) -> None:
-    from maskfleet.cli.launch import launch_config
-    from maskfleet.config.launch import EksLaunch, SshLaunch
-    from maskfleet.config.load import resolve
-    from maskfleet.launch.local.doctor import Verdict
-    from maskfleet.launch.ssh.doctor import examine_cluster
-
     resolved = resolve(file=config) if config is not None else None
-    target = launch_config(resolved.launch if resolved else None, on, changes, sets)
-    if isinstance(target, EksLaunch):
-        from maskfleet.launch.eks.doctor import examine_eks
+    target = launch_config(resolved.launch if resolved else None, on, given, launch_set or [])
+    data = resolved.config.data.root if resolved else None
+    _report(backend_for(target).doctor(folder=folder, data=data), as_json=as_json)
 
-        findings = examine_eks(target)
-    else:
-        assert isinstance(target, SshLaunch)
-        findings = examine_cluster(target, data=resolved.config.data.root if resolved else None)
-    failed = any(finding.verdict is Verdict.FAIL for finding in findings)
+
+def _report(findings: list[Finding], *, as_json: bool) -> None:
+    """Print the findings; exit with 1 if one of them is a failure."""
+    from maskfleet.launch.findings import Verdict
+
+    failed = any(one.verdict is Verdict.FAIL for one in findings)
     if as_json:
-        print_raw(json.dumps([finding.as_json() for finding in findings], indent=2))
+        print_raw(json.dumps([one.as_json() for one in findings], indent=2))
     else:
-        rows = [(one.verdict.value, one.host, one.name, one.found, one.remedy) for one in findings]
-        _print_table(("", "host", "what", "found", "remedy"), rows)
+        many = any(one.host for one in findings)
+        rows = [(one.verdict.value, *([one.host] if many else []), one.name, one.found, one.remedy) for one in findings]
+        _print_table(("", *(["host"] if many else []), "what", "found", "remedy"), rows)
+        what = "cluster" if many else "machine"
         out.print(
-            "\nThis cluster cannot train yet: see the lines that fail." if failed else "\nThis cluster can train."
+            f"\nThis {what} cannot train yet: see the lines that fail." if failed else f"\nThis {what} can train."
         )
     raise typer.Exit(1 if failed else 0)
 

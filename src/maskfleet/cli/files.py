@@ -15,21 +15,17 @@ from maskfleet.cli.options import JsonOption
 from maskfleet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from maskfleet.launch.files.transfer import Entry
-    from maskfleet.launch.job import JobHandle
+    from contextlib import AbstractContextManager
 
-PlaceArgument = Annotated[
-    str, typer.Argument(help="A job's handle, with /PATH behind it if you like.", show_default=False)
-]
+    from maskfleet.launch.files.transfer import FileEntry, RunFiles
+
+PlaceArgument = Annotated[str, typer.Argument(help="A job's handle, optionally followed by /PATH.", show_default=False)]
 _HANDLE = re.compile(r"[a-z]+://")
 
 
 def ls(place: PlaceArgument, as_json: JsonOption = False) -> None:
     """List the folder of a run. On EKS, HANDLE//PATH begins at the root of the shared volume."""
-    from maskfleet.launch.files.handles import files_at
-    from maskfleet.launch.job import JobHandle
-
-    with files_at(JobHandle.parse(place), told=_tell) as files:
+    with _files(place) as files:
         entries = files.entries()
     if as_json:
         rows = [{"path": one.path, "kind": one.kind, "size": one.size, "mtime_ns": one.mtime_ns} for one in entries]
@@ -43,9 +39,7 @@ def cp(
     source: Annotated[str, typer.Argument(help="A file here, or HANDLE/PATH.", show_default=False)],
     target: Annotated[str, typer.Argument(help="HANDLE/PATH, or a file or folder here.", show_default=False)],
 ) -> None:
-    """Copy one file from a run or to it; checked by SHA-256, and continued where an earlier attempt broke off."""
-    from maskfleet.launch.files.handles import files_at
-
+    """Copy one file from or to a run; verified by SHA-256, and resumes an interrupted copy."""
     if bool(_HANDLE.match(source)) == bool(_HANDLE.match(target)):
         raise ConfigError(
             "cp needs one file here and one of a run",
@@ -56,7 +50,7 @@ def cp(
         here = here / _name_of(source) if here.is_dir() else here
         if not here.parent.is_dir():
             raise ConfigError(f"there is no folder {here.parent}", remedy="make it first")
-        with files_at(_named(source), told=_tell) as files:
+        with _files(source, is_file=True) as files:
             done = files.get(here)
         out.print(f"{here}: {'was there already' if done.unchanged else f'{here.stat().st_size} bytes'}", markup=False)
         return
@@ -64,7 +58,7 @@ def cp(
     if not here.is_file():
         raise ConfigError(f"{here} is not a file", remedy="cp copies single files")
     there = f"{target}{here.name}" if target.endswith("/") else target
-    with files_at(_named(there), writable=True, told=_tell) as files:
+    with _files(there, writable=True, is_file=True) as files:
         sent = files.put(here)
     out.print(f"{there}: {sent} bytes sent", markup=False)
 
@@ -75,15 +69,9 @@ def fetch(
         Path | None, typer.Argument(help="Folder here. Default: the last name of the handle.", show_default=False)
     ] = None,
 ) -> None:
-    """Copy the whole folder of a run, or of what is in it; again and again, only what is new crosses the line."""
-    from maskfleet.launch.files.handles import files_at
-    from maskfleet.launch.job import JobHandle
-
-    handle = JobHandle.parse(place)
+    """Copy the folder of a run, or a folder in it; a repeated fetch transfers only what is new."""
     target = folder or Path(_name_of(place))
-    if handle.on == "local" and target.resolve() == Path(handle.path).resolve():
-        raise ConfigError(f"{target} is the run itself", remedy="name another folder")
-    with files_at(handle, told=_tell) as files:
+    with _files(place) as files:
         done = files.fetch(target, _tell)
     for left_out in done.left_out:
         err.print(f"left out: {left_out}", markup=False)
@@ -96,23 +84,20 @@ def _tell(text: str) -> None:
     err.print(text, markup=False)
 
 
-def _named(place: str) -> JobHandle:
-    """The handle of one file."""
-    from maskfleet.launch.job import JobHandle
+def _files(place: str, *, writable: bool = False, is_file: bool = False) -> AbstractContextManager[RunFiles]:
+    from maskfleet.launch.backend import backend_of, parse_handle
 
-    handle = JobHandle.parse(place)
-    if handle.on == "eks" and "/" not in handle.path:
-        raise ConfigError(f"{place} names a run, not a file in it", remedy=f"write {place}/PATH")
-    return handle
+    handle = parse_handle(place)
+    return backend_of(handle).files(handle, writable=writable, is_file=is_file, report=_tell)
 
 
 def _name_of(place: str) -> str:
-    from maskfleet.launch.job import JobHandle
+    from maskfleet.launch.backend import parse_handle
 
-    return JobHandle.parse(place).path.rstrip("/").rpartition("/")[2]
+    return parse_handle(place).path.rstrip("/").rpartition("/")[2]
 
 
-def _line(one: Entry, place: str) -> str:
+def _line(one: FileEntry, place: str) -> str:
     made = datetime.fromtimestamp(one.mtime_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M")
     size = f"{one.size:>14}" if one.kind == "file" else f"{'-' if one.kind == 'folder' else one.kind:>14}"
     return f"{size}  {made}  {one.path or _name_of(place)}{'/' if one.kind == 'folder' else ''}"

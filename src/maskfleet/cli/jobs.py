@@ -1,4 +1,4 @@
-"""`maskfleet status`, `logs`, `explain` and `cancel`: all need nothing but the handle."""
+"""`maskfleet status`, `logs`, `explain` and `cancel`: they need only the handle."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ HandleArgument = Annotated[str, typer.Argument(help="What `maskfleet launch` pri
 
 
 def status(handle: HandleArgument, as_json: JsonOption = False) -> None:
-    """Where a job stands: state, step, restarts, hosts and what happened to them."""
-    from maskfleet.launch.backend import backend_of
-    from maskfleet.launch.job import JobHandle, JobState
+    """The status of a job: state, step, restarts, hosts and events."""
+    from maskfleet.launch.backend import backend_of, parse_handle
+    from maskfleet.launch.job import JobState
 
-    parsed = JobHandle.parse(handle)
+    parsed = parse_handle(handle)
     found = backend_of(parsed).status(parsed)
     if as_json:
         print_raw(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
@@ -36,41 +36,39 @@ def status(handle: HandleArgument, as_json: JsonOption = False) -> None:
 
 def logs(
     handle: HandleArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until the run ends.")] = False,
     rank: Annotated[int | None, typer.Option(min=0, help="Only the lines of this rank.", show_default=False)] = None,
 ) -> None:
-    """What the ranks of a job said, from its beginning."""
-    from maskfleet.launch.backend import backend_of
-    from maskfleet.launch.job import JobHandle
+    """The log of all ranks of a job, from its beginning."""
+    from maskfleet.launch.backend import backend_of, parse_handle
 
-    parsed = JobHandle.parse(handle)
+    parsed = parse_handle(handle)
     for line in backend_of(parsed).logs(parsed, follow=follow, rank=rank):
         print_raw(line)
 
 
 def explain(handle: HandleArgument) -> None:
-    """Why a job failed or waits: the first failing rank, the cause in plain words, the next step."""
-    from maskfleet.launch.backend import backend_of
-    from maskfleet.launch.job import JobHandle
+    """Why a job failed or waits: the first failing rank, the cause and the next step."""
+    from maskfleet.launch.backend import backend_of, parse_handle
 
-    parsed = JobHandle.parse(handle)
+    parsed = parse_handle(handle)
     out.print(backend_of(parsed).explain(parsed), markup=False)
 
 
 def cancel(handle: HandleArgument) -> None:
-    """Stop a job; it saves first. Cancelling twice, or what has ended, does no harm."""
-    from maskfleet.launch.backend import backend_of
-    from maskfleet.launch.job import JobHandle, JobState
+    """Stop a job after it has saved a checkpoint. Cancelling a finished job does nothing."""
+    from maskfleet.launch.backend import backend_of, parse_handle
+    from maskfleet.launch.job import JobState
 
-    parsed = JobHandle.parse(handle)
+    parsed = parse_handle(handle)
     backend = backend_of(parsed)
     backend.cancel(parsed)
     found = backend.status(parsed)
     match found.state:
         case JobState.UNKNOWN:
-            words = f"nothing to cancel: {found.detail}"
+            message = f"nothing to cancel: {found.detail}"
         case JobState.DONE | JobState.FAILED | JobState.LOST:
-            words = f"nothing to cancel: it is {found.state}"
+            message = f"nothing to cancel: it is {found.state}"
         case _:
-            words = "cancelled"
-    out.print(words, markup=False)
+            message = "cancelled"
+    out.print(message, markup=False)

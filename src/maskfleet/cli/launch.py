@@ -11,8 +11,9 @@ from maskfleet.cli.console import err, print_raw
 from maskfleet.cli.options import ConfigOption, RecipeOption, SetOption
 
 if TYPE_CHECKING:
+    from maskfleet.config.launch import AnyLaunch
     from maskfleet.launch.backend import Backend
-    from maskfleet.launch.job import AnyLaunch, JobHandle
+    from maskfleet.launch.job import JobHandle
 
 
 def launch(
@@ -24,20 +25,22 @@ def launch(
     config: ConfigOption = None,
     set_: SetOption = None,
     name: Annotated[str | None, typer.Option(help="Name of the job. Default: derived from the run.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Machines; with ssh, the first so many hosts.")] = None,
-    instance: Annotated[str | None, typer.Option(help="Instance type, which says how many GPUs a machine has.")] = None,
-    instances: Annotated[Path | None, typer.Option(help="JSON file with facts of more instance types.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Machines; with ssh, the first N hosts.")] = None,
+    instance: Annotated[str | None, typer.Option(help="Instance type, which determines the GPUs per machine.")] = None,
+    instances: Annotated[Path | None, typer.Option(help="JSON file with facts about more instance types.")] = None,
     hosts: Annotated[
-        str | None, typer.Option(help="ssh: hosts with commas between, each with =SLOTS if you like.")
+        str | None, typer.Option(help="ssh: hosts separated by commas, each optionally with =SLOTS.")
     ] = None,
     hosts_file: Annotated[Path | None, typer.Option(help="ssh: file with `host slots=8` lines.")] = None,
     stack: Annotated[str | None, typer.Option(help="ssh: CloudFormation stack whose instances are the hosts.")] = None,
-    min_nodes: Annotated[int | None, typer.Option(min=1, help="ssh: go on while so many hosts are left.")] = None,
+    min_nodes: Annotated[
+        int | None, typer.Option(min=1, help="ssh: fewest hosts with which the run continues.")
+    ] = None,
     starter: Annotated[str | None, typer.Option("--with", help="ssh: torchrun or mpirun.")] = None,
     ranks: Annotated[
-        int | None, typer.Option(min=1, help="local: processes to train with; eks: those of each node.")
+        int | None, typer.Option(min=1, help="local: processes to train with; eks: processes per node.")
     ] = None,
-    image: Annotated[str | None, typer.Option(help="sagemaker, eks: training image, best with its digest.")] = None,
+    image: Annotated[str | None, typer.Option(help="sagemaker, eks: training image, best with a digest.")] = None,
     namespace: Annotated[str | None, typer.Option(help="eks: Kubernetes namespace. Default: kubeflow.")] = None,
     context: Annotated[str | None, typer.Option(help="eks: kubectl context. Default: the current one.")] = None,
     max_restarts: Annotated[int | None, typer.Option(min=0, help="Restarts before a run counts as failed.")] = None,
@@ -45,21 +48,17 @@ def launch(
         list[str] | None,
         typer.Option("--launch-set", metavar="FIELD=VALUE", help="Change any other field of the launch section."),
     ] = None,
-    accept_new: Annotated[bool, typer.Option("--accept-new", help="ssh: trust hosts never seen before.")] = False,
+    accept_new: Annotated[bool, typer.Option("--accept-new", help="ssh: trust hosts whose key is unknown.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print exactly what would be sent; send nothing.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Return at once; the run goes on.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return at once; the run continues.")] = False,
 ) -> None:
     """Launch a run; prints a handle for status, logs, explain and cancel."""
     from maskfleet.config.load import resolve
     from maskfleet.launch.backend import backend_for
     from maskfleet.launch.instances import INSTANCES, with_overrides
-    from maskfleet.launch.job import job_for
-    from maskfleet.launch.slots import slots_for
 
     resolved = resolve(recipe_name=recipe, file=config, sets=list(set_ or []))
-    place = on or (resolved.launch.on if resolved.launch is not None else "local")
     changes: dict[str, Any] = {
-        "nodes": nodes if place in ("sagemaker", "eks") else None,
         "instance": instance,
         "hosts": tuple(part.strip() for part in hosts.split(",")) if hosts else None,
         "hosts_file": str(hosts_file) if hosts_file else None,
@@ -70,15 +69,14 @@ def launch(
         "image": image,
         "namespace": namespace,
         "context": context,
-        "retries" if place == "eks" else "max_restarts": max_restarts,
+        "max_restarts": max_restarts,
         "accept_new_host_keys": True if accept_new else None,
         "detach": True if detach else None,
     }
     target = launch_config(resolved.launch, on, {k: v for k, v in changes.items() if v is not None}, launch_set or [])
     known = with_overrides(instances) if instances is not None else INSTANCES
-    target, slots = slots_for(target, nodes=nodes, known=known)
-    backend = backend_for(target)
-    rendered = backend.render(job_for(resolved.config, target, slots=slots, name=name))
+    backend = backend_for(target, nodes=nodes, known=known)
+    rendered = backend.render(backend.job(resolved.config, name=name))
     if dry_run:
         print_raw(rendered.text())
         return
@@ -89,21 +87,26 @@ def launch(
 
 
 def launch_config(base: AnyLaunch | None, on: str | None, changes: dict[str, Any], sets: list[str]) -> AnyLaunch:
-    """The launch section of the file, if it is for `on`, with the options of the command line."""
+    """The launch section of the file if it is for the target `on`, changed by the options of the command line."""
     from pydantic import ValidationError
 
-    from maskfleet.config.launch import LAUNCH_ADAPTER
+    from maskfleet.config.launch import DEFAULT_TARGET, LAUNCH_ADAPTER, LAUNCH_CLASSES
     from maskfleet.config.launch_errors import launch_problems
     from maskfleet.config.yaml import parse_value
     from maskfleet.errors import ConfigError
 
     data: dict[str, Any] = base.model_dump(mode="python") if base is not None and on in (None, base.on) else {}
-    data["on"] = on or data.get("on", "local")
-    if data["on"] == "ssh" and {"hosts", "hosts_file", "stack"} & changes.keys():
-        data |= {"hosts": (), "hosts_file": None, "stack": None}
+    data["on"] = on or data.get("on", DEFAULT_TARGET)
+    kind = LAUNCH_CLASSES.get(data["on"])
+    if kind is not None:
+        exclusive = getattr(kind, "exclusive_fields", ())
+        if changes.keys() & set(exclusive):
+            data = {field: value for field, value in data.items() if field not in exclusive}
+        if "detach" not in kind.model_fields:  # a run elsewhere continues without this terminal anyway
+            changes.pop("detach", None)
+        if "retries" in kind.model_fields and "max_restarts" in changes:
+            changes["retries"] = changes.pop("max_restarts")
     data |= changes
-    if data["on"] != "local":
-        data.pop("detach", None)
     for text in sets:
         field, equals, value = text.partition("=")
         if not equals:
@@ -119,18 +122,18 @@ def launch_config(base: AnyLaunch | None, on: str | None, changes: dict[str, Any
 
 
 def follow(backend: Backend, handle: JobHandle) -> None:
-    """Show the run until it ends, and end as it did; Ctrl-C stops a local run and only lets go of a remote one."""
+    """Print the log until the run ends, and exit as it did; Ctrl-C cancels a local run and leaves others running."""
     from maskfleet.launch.job import JobState
 
     try:
         for line in backend.logs(handle, follow=True):
             print_raw(line)
     except KeyboardInterrupt:
-        if handle.on == "local":
+        if backend.cancels_on_interrupt:
             err.print("stopping; everything is saved first", markup=False)
             backend.cancel(handle)
             raise typer.Exit(130) from None
-        err.print(f"the run goes on; come back with: maskfleet logs -f {handle}", markup=False)
+        err.print(f"the run continues; follow it again with: maskfleet logs -f {handle}", markup=False)
         raise typer.Exit(0) from None
     status = backend.status(handle)
     if status.state is JobState.FAILED:

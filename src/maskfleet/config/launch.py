@@ -1,8 +1,11 @@
-"""LaunchConfig: where a run happens. A tagged union; numbers that follow from others (ranks, slots) are derived."""
+"""LaunchConfig: where a run is launched. A tagged union; backends derive ranks and slots.
+
+A class per target: its `on` is the name of the target, of its folder in launch/ and of its line in BACKENDS.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter, model_validator
 
@@ -23,17 +26,19 @@ class LocalLaunch(Config):
     """GPUs to use; None is all there are, 0 is the CPU."""
 
     ranks: PositiveInt | None = None
-    """Processes to train with; None is one a GPU, or one on the CPU."""
+    """Processes to train with; None is one per GPU, or one on the CPU."""
 
     max_restarts: NonNegativeInt = 3
-    """How often a run that died is started again from its last checkpoint."""
+    """How often a run that died is restarted from its last checkpoint."""
 
     detach: bool = False
-    """Whether the command returns at once and the run goes on in the background."""
+    """Whether the command returns at once and the run continues in the background."""
 
 
 class SshLaunch(Config):
     """On machines reached by SSH."""
+
+    exclusive_fields: ClassVar[tuple[str, ...]] = ("hosts", "hosts_file", "stack")
 
     on: Literal["ssh"] = "ssh"
     """Where to run."""
@@ -42,48 +47,47 @@ class SshLaunch(Config):
     """Hosts, as in ~/.ssh/config; `host slots=8` gives the number of ranks there."""
 
     hosts_file: str | None = None
-    """File with one host a line, instead of `hosts`."""
+    """File with one host per line, instead of `hosts`."""
 
     stack: str | None = None
     """CloudFormation stack whose running instances are the hosts, instead of `hosts`."""
 
     region: str | None = None
-    """AWS region of the stack; None leaves it to the AWS configuration."""
+    """AWS region of the stack; None uses the AWS configuration."""
 
     user: str | None = None
-    """Login name; None leaves it to ~/.ssh/config."""
+    """Login name; None uses ~/.ssh/config."""
 
     min_nodes: PositiveInt | None = None
-    """The run goes on while at least this many hosts are left; None needs all of them."""
+    """The run continues while at least this many hosts are left; None requires all of them."""
 
     max_restarts: NonNegativeInt = 3
-    """How often a run that died is started again from its last checkpoint."""
+    """How often a run that died is restarted from its last checkpoint."""
 
     starter: Literal["torchrun", "mpirun"] = "torchrun"
     """What starts the ranks."""
 
     run_root: str = "~/maskfleet"
-    """Folder on the hosts for environment, runs and logs; shared between the hosts, or on each."""
+    """Folder on the hosts for environment, runs and logs; all hosts must share it."""
 
     environment: str | None = None
-    """Python environment on the hosts to use; None makes one from this version's wheel."""
+    """Python environment on the hosts to use; None creates one from this version's wheel."""
 
     python: str = "python3"
-    """Python on the hosts from which a new environment is made; packages that it has, such as torch, are used."""
+    """Python on the hosts from which a new environment is created; it reuses installed packages such as torch."""
 
     instance: str | None = None
-    """Instance type of the hosts; gives the ranks of hosts that do not say `slots=`."""
+    """Instance type of the hosts; determines the ranks of hosts without `slots=`."""
 
     rendezvous_port: int = Field(default=29400, ge=1024, le=65535)
-    """Port on the first host where the ranks find each other."""
+    """Port of the rendezvous on the first host."""
 
     accept_new_host_keys: bool = False
-    """Whether hosts never seen before are trusted without asking."""
+    """Whether to trust hosts with an unknown key without asking."""
 
     @model_validator(mode="after")
     def _hosts_once(self) -> SshLaunch:
-        named = {"hosts": self.hosts, "hosts_file": self.hosts_file, "stack": self.stack}
-        twice = [name for name, value in named.items() if value]
+        twice = [name for name in self.exclusive_fields if getattr(self, name)]
         if len(twice) > 1:
             raise ValueError(f"{' and '.join(twice)} all name the hosts; set only one")
         return self
@@ -133,10 +137,10 @@ class SageMakerLaunch(Config):
     """Training image in ECR."""
 
     role_arn: str | None = None
-    """Execution role of the job; None takes the one of the stack."""
+    """Execution role of the job; None uses that of the stack."""
 
     region: str | None = None
-    """AWS region; None leaves it to the AWS configuration."""
+    """AWS region; None uses the AWS configuration."""
 
     channels: tuple[SageMakerChannel, ...] = ()
     """Inputs of the job."""
@@ -173,7 +177,7 @@ class EksLaunch(Config):
     """Where to run."""
 
     nodes: PositiveInt = 1
-    """Worker pods, one a node."""
+    """Worker pods, one per node."""
 
     instance: str = "p4d.24xlarge"
     """Instance type of the workers."""
@@ -182,13 +186,13 @@ class EksLaunch(Config):
     """GPUs of each node; None is all that the instance type has, 0 is the CPU."""
 
     ranks: PositiveInt | None = None
-    """Ranks on each node; None is one a GPU, or one on the CPU."""
+    """Ranks on each node; None is one per GPU, or one on the CPU."""
 
     cpus: PositiveInt | None = None
-    """CPUs that each worker asks for; None leaves it to the chart, which knows the common instance types."""
+    """CPUs that each worker requests; None uses the chart's table of common instance types."""
 
     memory_gib: PositiveInt | None = None
-    """Memory that each worker asks for; None leaves it to the chart, as with `cpus`."""
+    """Memory that each worker requests; None uses the chart's table, as with `cpus`."""
 
     image: str | None = None
     """Training image."""
@@ -206,31 +210,31 @@ class EksLaunch(Config):
     """Where the shared volume is mounted."""
 
     log_dir: str = Field(default="logs", pattern=SUBFOLDER)
-    """Folder on the shared volume that holds the run directories, each by the name of its job."""
+    """Folder on the shared volume that holds the run directories, each named after its job."""
 
     data_claim: str | None = None
     """Volume claim of the data; None is the shared one."""
 
     data_path: str | None = Field(default=None, pattern=MOUNT)
-    """Where the data volume is mounted; None is the shared one's."""
+    """Where the data volume is mounted; None is the mount of the shared volume."""
 
     data_dir: str = Field(default="data/coco2017", pattern=SUBFOLDER)
-    """Folder on the data volume that is data.root where the run names none."""
+    """Folder on the data volume that is data.root if the run does not set it."""
 
     retries: NonNegativeInt = 3
-    """How often a failed job is started again from its last checkpoint."""
+    """How often a failed job is restarted from its last checkpoint."""
 
     queue: str | None = None
     """Kueue queue; None for no queue."""
 
     efa: bool | None = None
-    """Whether to ask for EFA network devices; None does where the instance has them."""
+    """Whether to request EFA network devices; None does if the instance type has them."""
 
     shm_gib: PositiveFloat = 16.0
     """Size of the memory-backed /dev/shm of each worker."""
 
     chart_values: dict[str, Any] = Field(default_factory=dict)
-    """Further values of the chart `train`, by their names there (docs/run-anywhere/eks/train-chart.md)."""
+    """Further values of the chart `train` (docs/run-anywhere/eks/train-chart.md)."""
 
     @model_validator(mode="after")
     def _data_volume_whole(self) -> EksLaunch:
@@ -246,5 +250,8 @@ class EksLaunch(Config):
         return self.data_path or self.shared_path
 
 
-LaunchConfig = Annotated[LocalLaunch | SshLaunch | SageMakerLaunch | EksLaunch, Field(discriminator="on")]
-LAUNCH_ADAPTER: TypeAdapter[LocalLaunch | SshLaunch | SageMakerLaunch | EksLaunch] = TypeAdapter(LaunchConfig)
+AnyLaunch = LocalLaunch | SshLaunch | SageMakerLaunch | EksLaunch
+LaunchConfig = Annotated[AnyLaunch, Field(discriminator="on")]
+LAUNCH_ADAPTER: TypeAdapter[AnyLaunch] = TypeAdapter(LaunchConfig)
+LAUNCH_CLASSES: dict[str, type[AnyLaunch]] = {kind.model_fields["on"].default: kind for kind in get_args(AnyLaunch)}
+DEFAULT_TARGET = LocalLaunch().on

@@ -1,4 +1,4 @@
-"""What is wrong with a launch section, in words."""
+"""Error messages for an invalid launch section."""
 
 from __future__ import annotations
 
@@ -7,18 +7,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from maskfleet.config.fields import nearest
-from maskfleet.config.launch import EksLaunch, LocalLaunch, SageMakerLaunch, SshLaunch
-
-_FIELDS = {
-    "local": LocalLaunch.model_fields,
-    "ssh": SshLaunch.model_fields,
-    "sagemaker": SageMakerLaunch.model_fields,
-    "eks": EksLaunch.model_fields,
-}
+from maskfleet.config.launch import LAUNCH_CLASSES
 
 
 def launch_problems(error: ValidationError) -> list[str]:
-    """One line for each thing that `error` found."""
+    """One line per problem in `error`."""
     return [_problem(one) for one in error.errors(include_url=False)]
 
 
@@ -27,10 +20,10 @@ def _problem(one: Any) -> str:
     field = ".".join(path)
     match one["type"]:
         case "extra_forbidden":
-            near = nearest(field, _FIELDS.get(place, ()))
+            near = nearest(field, LAUNCH_CLASSES[place].model_fields if place in LAUNCH_CLASSES else ())
             return f"{field} is no field of {place}{f'; did you mean {near}?' if near else ''}"
         case "union_tag_invalid":
-            return f"there is no place {one['ctx']['tag']!r}: it is {', '.join(_FIELDS)}"
+            return f"there is no place {one['ctx']['tag']!r}: it is {', '.join(LAUNCH_CLASSES)}"
         case "value_error":
             return str(one["msg"]).removeprefix("Value error, ")
         case _:

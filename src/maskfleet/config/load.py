@@ -12,7 +12,7 @@ from ruamel.yaml.comments import CommentedMap
 
 from maskfleet.config.base import replaced
 from maskfleet.config.fields import nearest, walk_fields
-from maskfleet.config.launch import LAUNCH_ADAPTER, EksLaunch, LocalLaunch, SageMakerLaunch, SshLaunch
+from maskfleet.config.launch import DEFAULT_TARGET, LAUNCH_ADAPTER, LAUNCH_CLASSES, AnyLaunch
 from maskfleet.config.launch_errors import launch_problems
 from maskfleet.config.legacy.table import is_legacy, translate
 from maskfleet.config.recipes import FASTER, RECIPES, recipe
@@ -49,7 +49,7 @@ class Resolved:
     """A complete configuration, and where each value came from."""
 
     config: RunConfig
-    launch: LocalLaunch | SshLaunch | SageMakerLaunch | EksLaunch | None
+    launch: AnyLaunch | None
     origins: dict[str, str]
 
 
@@ -147,15 +147,13 @@ def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
     return {path: (before[path], after[path]) for path in before if before[path] != after[path]}
 
 
-def _launch_section(
-    mapping: CommentedMap, file: Path | None
-) -> LocalLaunch | SshLaunch | SageMakerLaunch | EksLaunch | None:
+def _launch_section(mapping: CommentedMap, file: Path | None) -> AnyLaunch | None:
     section = mapping.pop("launch", None)
     if section is None:
         return None
     data = plain(section)
     if isinstance(data, dict):
-        data.setdefault("on", "local")
+        data.setdefault("on", DEFAULT_TARGET)
     try:
         return LAUNCH_ADAPTER.validate_python(data)
     except ValidationError as error:
@@ -164,7 +162,8 @@ def _launch_section(
 
 def _launch_error(error: ValidationError, file: Path | None) -> ConfigError:
     lines = [f"{file}: launch: {problem}" for problem in launch_problems(error)]
-    return ConfigError("\n".join(lines), remedy="launch.on is local, ssh, sagemaker or eks; the fields depend on it")
+    *most, last = LAUNCH_CLASSES
+    return ConfigError("\n".join(lines), remedy=f"launch.on is {', '.join(most)} or {last}; the fields depend on it")
 
 
 def _file_assignments(mapping: CommentedMap, file: Path | None, prefix: str = "") -> Iterator[Assignment]:

@@ -1,7 +1,7 @@
-"""Causes of failed runs: how each shows in a log, what it means, what to do next.
+"""Causes of failed runs: the pattern that shows each in a log, what it means, what to do next.
 
-In order: the first whose pattern is found is the cause. What kills a rank stands before what its death does to the
-others, and a named reason before a bare signal.
+The first cause whose pattern matches wins, so the order matters: what kills a rank comes before what its death does to
+the others, and a named reason before a bare signal.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One reason for which runs fail."""
+    """One reason why runs fail."""
 
     name: str
     pattern: re.Pattern[str]
@@ -21,7 +21,7 @@ class Cause:
 
 
 def cause(name: str, pattern: str, meaning: str, next_step: str) -> Cause:
-    """A cause by the text of its pattern, whose ^ and $ are those of a line."""
+    """A cause with its pattern compiled; ^ and $ match at line ends."""
     return Cause(name, re.compile(pattern, re.MULTILINE), meaning, next_step)
 
 
@@ -45,14 +45,14 @@ CAUSES: tuple[Cause, ...] = (
         r"[Oo]ut of memory: Kill|oom-kill|oom_reaper|OOMKilled|^.*\bMemoryError\b|can't allocate memory"
         r"|Cannot allocate memory|std::bad_alloc|Unable to allocate .* for an array",
         "The machine ran out of memory.",
-        "lower data.num_workers, use fewer ranks a machine, or take a machine with more memory",
+        "lower data.num_workers, use fewer ranks per machine, or take a machine with more memory",
     ),
     cause(
         "disk full",
         r"No space left on device|Disk quota exceeded|ENOSPC|no room left on the disk|the disk (?:is full|has no room)",
         "A disk is full, most likely the one of the run directory.",
-        "free some room (old runs and checkpoints), or launch with a run directory on another disk: the run goes on "
-        "from its last whole checkpoint",
+        "free disk space (old runs and checkpoints), or launch with a run directory on another disk: the run resumes "
+        "from its last complete checkpoint",
     ),
     cause(
         "gpu broken",
@@ -73,19 +73,19 @@ CAUSES: tuple[Cause, ...] = (
         r"on this machine, which has \d+ GPUs|No CUDA GPUs are available|invalid device ordinal"
         r"|CUDA-capable device\(s\) is/are busy",
         "There are fewer usable GPUs than ranks.",
-        "start as many ranks a machine as it has idle GPUs (slots in the hosts file); `nvidia-smi` shows who uses them",
+        "start at most one rank per idle GPU of a machine (slots in the hosts file); `nvidia-smi` shows who uses them",
     ),
     cause(
         "gpu code",
         r"illegal memory access|device-side assert|unspecified launch failure|misaligned address",
         "A GPU kernel failed.",
-        "run `maskfleet data check` on the data (labels out of range do this), then again with CUDA_LAUNCH_BLOCKING=1 "
-        "to see the line; if it moves from host to host with one machine, suspect its GPU",
+        "check the data with `maskfleet data inspect` (labels out of range cause this), then run again with "
+        "CUDA_LAUNCH_BLOCKING=1 to see the line; if the failure follows one machine, suspect its GPU",
     ),
     cause(
         "port in use",
         r"EADDRINUSE|[Aa]ddress already in use",
-        "The port of the rendezvous is taken, perhaps by an earlier run that still stops.",
+        "The port of the rendezvous is taken, perhaps by an earlier run that is still stopping.",
         "wait a minute and launch again, or choose another rendezvous_port; `ss -ltnp` shows who has it",
     ),
     cause(
@@ -103,22 +103,22 @@ CAUSES: tuple[Cause, ...] = (
     cause(
         "checkpoint damaged",
         r"checkpoints in .* are damaged|the checkpoint belongs to another model",
-        "The run cannot go on from its checkpoints.",
-        "restore them from a backup, or launch with another --name to begin anew",
+        "The run cannot resume from its checkpoints.",
+        "restore them from a backup, or launch with another --name to start over",
     ),
     cause(
         "not a number",
         r"\b(?:loss|losses|total_cost|gradients?)\b.*(?:is|are|became) (?:nan|NaN|inf|not finite|not a number)"
         r"|total_cost: (?:nan|inf)|Loss is NaN|not finite|not a finite number",
         "The loss is no longer a number.",
-        "lower train.base_lr or lengthen train.warmup_steps, set train.gradient_clip, and run `maskfleet data check`",
+        "lower train.base_lr or lengthen train.warmup_steps, set train.gradient_clip, and run `maskfleet data inspect`",
     ),
     cause(
         "bad config",
         r"there is no field|holds another run|say the same thing in two units|: it should be |recipe .* is made for"
         r"|there is no recipe|pydantic_core\._pydantic_core\.ValidationError|error: .*\bmodel\.|error: .*\btrain\.",
         "The run file is wrong.",
-        "mend the named field; `maskfleet config explain FIELD` says what it takes",
+        "fix the named field; `maskfleet config explain FIELD` says what it takes",
     ),
     cause(
         "weights",
@@ -133,27 +133,27 @@ CAUSES: tuple[Cause, ...] = (
         r"(?:not in|do(?:es)? not exist|not there|\bis no\b|\bare no\b|missing|cannot be found|cannot read|not found)"
         r"|FileNotFoundError: .*\.(?:jpe?g|png|json)|error: there is no (?!field).*",
         "Images or annotations are not where the run file says.",
-        "stage the data to data.root on every host; `maskfleet data check` says what is missing",
+        "stage the data to data.root on every host; `maskfleet data inspect` says what is missing",
     ),
     cause(
         "bad data",
         r"error: .*(?:annotation|category|categories|bbox|polygon|segmentation|JSON|image).*",
         "The annotations or images are broken.",
-        "`maskfleet data check` lists every fault with the image",
+        "`maskfleet data inspect` lists every fault with its image",
     ),
     cause(
         "data worker died",
         r"DataLoader worker .* (?:is killed|exited)"
         r"|a data worker (?:died|ended)|data workers? .* (?:died|killed|ended)",
-        "A data worker process died, most often for want of memory.",
+        "A data worker process died, most often because memory ran out.",
         "lower data.num_workers, enlarge memory or /dev/shm; data.num_workers=0 shows the worker's own error",
     ),
     cause(
         "nccl timeout",
         r"Watchdog caught collective operation timeout|NCCL operations have failed or timed out"
         r"|ProcessGroupNCCL.*[Tt]imeout|NCCL communicator was aborted",
-        "The ranks waited for each other until NCCL gave up: one of them hangs, died, or is far slower.",
-        "look at the rank that the message misses; `maskfleet doctor --on ssh` checks the network between hosts",
+        "The ranks waited for each other until NCCL gave up: one of them hangs, has died or is much slower.",
+        "look for the rank missing from the message; `maskfleet doctor --on ssh` checks the network between hosts",
     ),
     cause(
         "nccl network",
@@ -166,7 +166,7 @@ CAUSES: tuple[Cause, ...] = (
         "host key",
         r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED|[Hh]ost key is not trusted",
         "A host's key is unknown or has changed.",
-        "log in once by `ssh HOST` to check it; for a host that was re-made, `ssh-keygen -R HOST` first",
+        "log in once by `ssh HOST` to check it; for a host that was recreated, `ssh-keygen -R HOST` first",
     ),
     cause(
         "login refused",
@@ -180,7 +180,7 @@ CAUSES: tuple[Cause, ...] = (
         r"|Network is unreachable|[Hh]ost is down|is lost: no sign of life|Connection timed out"
         r"|kex_exchange_identification",
         "A host cannot be reached.",
-        "see whether it is up and its name resolves; the run goes on by itself when the host is back within its budget",
+        "check that it is up and its name resolves; the run continues if it comes back while restarts are left",
     ),
     cause(
         "mpi slots",
@@ -220,7 +220,7 @@ CAUSES: tuple[Cause, ...] = (
     cause(
         "no permission",
         r"Permission denied|Operation not permitted|EACCES",
-        "The run may not read or write something.",
+        "The run lacks permission to read or write a file.",
         "give the user of the run access to the path in the message",
     ),
     cause(
@@ -228,7 +228,7 @@ CAUSES: tuple[Cause, ...] = (
         r"stopped by SIG(?:TERM|INT) after step|exitcode\s*: (?:-15|143)\b|received (?:signal )?(?:SIGTERM|15)"
         r"|Received .*(?:death signal|SIGTERM)|rebalance recommendation|[Ss]pot .*interruption",
         "The run was asked to stop: by `cancel`, by a machine going down, or by a spot instance being taken back.",
-        "launch the same again: it goes on from the checkpoint saved when it stopped",
+        "launch it again: it resumes from the checkpoint saved when it stopped",
     ),
     cause(
         "crash",

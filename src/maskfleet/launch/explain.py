@@ -1,4 +1,4 @@
-"""Why a run failed: the first failing rank, its own words, one cause, one next step."""
+"""Why a run failed: the first failing rank, its error, one cause and one next step."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MAX_TRACE_LINES = 40
 _RANK = re.compile(r"^\[rank(\d+)\]: ?")
 _STARTS = re.compile(r"^Traceback \(most recent call last\)|^error: |^Fatal Python error")
 _NOTICED = re.compile(r"lost another rank|Connection (?:closed|reset) by peer|Broken pipe")
-ECHOES = ("lost rank", "killed", "rendezvous")  # they say that something happened, but not why
+SYMPTOMS = ("lost rank", "killed", "rendezvous")  # symptoms: they do not say why it happened
 _TORCHRUN = re.compile(r"^(?:[EWI]\d{4} |traceback : |\s*File .*/torch/distributed/(?:run|launcher|elastic))")
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One cause with its evidence; `cause` is None where nothing known was found."""
+    """One cause with its evidence; `cause` is None if no known cause matches."""
 
     cause: Cause | None
     evidence: str
@@ -29,7 +29,7 @@ class Explanation:
     trace: tuple[str, ...]
 
     def render(self) -> str:
-        """As one screen for people."""
+        """The explanation as text."""
         parts = []
         if self.trace:
             who = f"rank {self.rank}" if self.rank is not None else "the launcher"
@@ -43,20 +43,20 @@ class Explanation:
 
 
 def explain_lines(lines: Iterable[str]) -> Explanation:
-    """The cause that shows in the lines of all ranks, oldest first."""
+    """The cause found in the lines of all ranks, which are oldest first."""
     lines = _without_aftermath(lines)
     rank, trace = first_failure(lines)
     texts = ("\n".join(trace), "\n".join(_RANK.sub("", line) for line in lines))
-    # The words of the first rank that failed weigh more than what the others said about it.
+    # The error of the first rank that failed counts more than what the others report about it.
     found = [cause for cause in map(_first_cause, texts) if cause is not None]
-    own_reasons = [one for one in found if one[0].name not in ECHOES]
+    own_reasons = [one for one in found if one[0].name not in SYMPTOMS]
     for cause, evidence in own_reasons or found:
         return Explanation(cause, evidence, rank, trace)
     return Explanation(None, "", rank, trace)
 
 
 def first_failure(lines: Sequence[str]) -> tuple[int | None, tuple[str, ...]]:
-    """(rank, traceback or error message) of the first rank that failed for a reason of its own."""
+    """(rank, traceback or error message) of the first rank that did not fail because of another one."""
     noticed: tuple[int | None, tuple[str, ...]] = (None, ())
     for number, line in enumerate(lines):
         match = _RANK.match(line)
@@ -66,7 +66,7 @@ def first_failure(lines: Sequence[str]) -> tuple[int | None, tuple[str, ...]]:
         rank = int(match[1]) if match else None
         block = _block(lines[number:], rank)
         if match is None and any("torch.distributed.elastic.multiprocessing.errors" in text for text in block):
-            continue  # torchrun's summary of what the ranks said themselves
+            continue  # torchrun's summary of the ranks' own errors
         if not any(_NOTICED.search(text) for text in block):
             return rank, block
         noticed = noticed if noticed[1] else (rank, block)
@@ -74,13 +74,13 @@ def first_failure(lines: Sequence[str]) -> tuple[int | None, tuple[str, ...]]:
 
 
 def explain_job(run_dir: Path) -> str:
-    """What is to be said about the job in `run_dir`, whatever its state."""
+    """What `maskfleet explain` prints about the job in `run_dir`, whatever its state."""
     status = status_of(run_dir)
     match status.state:
         case JobState.DONE:
             return "The run is done; there is nothing to explain."
         case JobState.CANCELLED:
-            return "The run was cancelled.\n  → launch it again to go on from its last checkpoint"
+            return "The run was cancelled.\n  → launch it again to resume from its last checkpoint"
         case JobState.RUNNING | JobState.PENDING:
             lines = [f"The run is {status.state}{f' at step {status.step}' if status.step is not None else ''}."]
             lines += [f"host {host.address}: {host.state} {host.detail}".rstrip() for host in status.hosts]
@@ -91,7 +91,7 @@ def explain_job(run_dir: Path) -> str:
 
 
 def _root_cause(lines: Sequence[str]) -> tuple[int, tuple[str, ...]] | None:
-    """The rank that torchrun saw failing first, for ranks that died without a word."""
+    """The rank that torchrun reports as the root cause, for ranks that died without output."""
     for number, line in enumerate(lines):
         if line.startswith("Root Cause"):
             block = [own.strip() for own in lines[number + 1 : number + 8]]
@@ -102,7 +102,7 @@ def _root_cause(lines: Sequence[str]) -> tuple[int, tuple[str, ...]] | None:
 
 
 def _without_aftermath(lines: Iterable[str]) -> list[str]:
-    """`lines` without what torchrun tells of ranks that it ended itself because another one had failed."""
+    """`lines` without torchrun's report of ranks that it terminated because another one had failed."""
     kept, aftermath = [], False
     for line in lines:
         if line.startswith(("Failures:", "Other Failures:")):

@@ -1,4 +1,4 @@
-"""Facts of the GPU instances of the seeds: GPUs, their memory, EFA, price. A file can add to them or change them."""
+"""Facts about GPU instance types: GPUs, their memory, EFA, price. A JSON file can add types or change facts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from maskfleet.config.fields import nearest
 from maskfleet.errors import LaunchError
 
-# On demand, Linux, us-east-1, written from memory: nobody held them against AWS's list, as a test does the other facts.
+# On demand, Linux, us-east-1, not verified against AWS's price list; a test verifies the other facts.
 PRICES_OF = "about 2025-06, unchecked"
 
 

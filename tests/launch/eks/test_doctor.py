@@ -16,8 +16,7 @@ from maskfleet.cli.doctor import _print_table
 from maskfleet.cli.main import app
 from maskfleet.config.launch import EksLaunch
 from maskfleet.launch.eks.doctor import amount, examine_eks
-from maskfleet.launch.local.doctor import Verdict
-from maskfleet.launch.ssh.doctor import Finding
+from maskfleet.launch.findings import Finding, Verdict
 from maskfleet.system.kube.fake import FakeKube
 from ports import free_port
 
@@ -56,7 +55,7 @@ def test_a_cluster_that_can_train_has_nothing_that_fails(api: FakeKube) -> None:
     api.add(pool("p4d.24xlarge", "p5.48xlarge"), plugin(), quota("8", "32"))
     found = examine_eks(LAUNCH, which=lambda name: f"/usr/bin/{name}")
     assert {one.verdict for one in found} == {Verdict.OK}
-    assert by_name(found)["nodes p4d.24xlarge"][1] == "0 now; pool gpu-efa makes more"
+    assert by_name(found)["nodes p4d.24xlarge"][1] == "0 now; pool gpu-efa provisions more"
     assert by_name(found)["quota"][1] == "gpus: 8 of 32 GPUs used, 16 wanted"
     assert {"helm", "API", "namespace", "MPIJob", "MPI operator", "rights", "volume claim pv-fsx"} <= set(
         by_name(found)

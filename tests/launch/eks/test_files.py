@@ -18,11 +18,10 @@ from typer.testing import CliRunner
 
 from maskfleet.cli.main import app
 from maskfleet.errors import LaunchError
+from maskfleet.launch.backend import backend_of, parse_handle
 from maskfleet.launch.eks import files as eks_files
 from maskfleet.launch.eks.files import pod_for
-from maskfleet.launch.eks.release import Place
-from maskfleet.launch.files.handles import files_at
-from maskfleet.launch.job import JobHandle
+from maskfleet.launch.eks.release import RunStorage
 from maskfleet.system.kube.client import ApiError
 from maskfleet.system.kube.fake import FakeKube
 from ports import free_port
@@ -110,7 +109,7 @@ def test_files_of_a_cancelled_run_can_still_be_fetched(api: FakeKube, tmp_path: 
 def test_a_run_id_and_another_volume_are_honoured(api: FakeKube) -> None:
     values = {**VALUES, "run_id": "other", "shared_fs": "efs", "shared_pvc": "pv-efs", "log_dir": "runs"}
     api.add(helm_record("r50", values, version=2))
-    with pytest.raises(LaunchError), files_at(JobHandle.parse(HANDLE)) as files:
+    with pytest.raises(LaunchError), backend_of(parse_handle(HANDLE)).files(parse_handle(HANDLE)) as files:
         files.entries()
     spec = api.created_pods[-1]["spec"]
     assert spec["volumes"][0]["persistentVolumeClaim"]["claimName"] == "pv-efs"
@@ -147,7 +146,8 @@ def test_a_pod_that_finds_no_node_is_given_up_with_the_reason(api: FakeKube, mon
     api.on_new_pod = lambda pod: pod.update(status={"phase": "Pending", "conditions": [unscheduled]})
     monkeypatch.setattr(eks_files, "START_S", 0.1)
     said: list[str] = []
-    with pytest.raises(LaunchError, match="Insufficient cpu"), files_at(JobHandle.parse(HANDLE), told=said.append):
+    handle = parse_handle(HANDLE)
+    with pytest.raises(LaunchError, match="Insufficient cpu"), backend_of(handle).files(handle, report=said.append):
         pass
     assert pods_left(api) == []
     [waits] = [words for words in said if "waits" in words]
@@ -182,7 +182,7 @@ def test_whoever_ends_the_command_ends_the_pod(told: signal.Signals, api: FakeKu
 
 
 def test_the_pod_has_no_right_that_it_does_not_need() -> None:
-    pod = pod_for("p", "r50", Place("/fsx", "pv-fsx", "logs/r50", "i", ("ecr",)), writable=False)
+    pod = pod_for("p", "r50", RunStorage("/fsx", "pv-fsx", "logs/r50", "i", ("ecr",)), writable=False)
     spec, container = pod["spec"], pod["spec"]["containers"][0]
     assert spec["automountServiceAccountToken"] is False
     assert spec["activeDeadlineSeconds"] == 6 * 3600

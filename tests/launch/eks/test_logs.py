@@ -29,7 +29,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKube]:
     fake = FakeKube(tmp_path, port=free_port())
     monkeypatch.setenv("KUBECONFIG", str(fake.kubeconfig))
     monkeypatch.setattr(eks_logs, "POLL_S", 0.05)
-    monkeypatch.setattr(eks_logs, "LOOK_S", 0.05)
+    monkeypatch.setattr(eks_logs, "EXPLAIN_S", 0.05)
     yield fake
     fake.stop()
 
@@ -194,7 +194,7 @@ def test_follow_ends_when_the_job_is_cancelled_and_says_so(api: FakeKube) -> Non
     api.remove(job)
     api.remove(pod)
     api.open_logs.clear()
-    assert following.end()[-1] == "[launch]: pod r50-launcher-1 of the launcher is gone"
+    assert following.end()[-1] == "[launch]: pod r50-launcher-1 of the launcher was deleted"
 
 
 def test_follow_says_that_a_log_on_a_dead_node_cannot_be_read(api: FakeKube) -> None:
@@ -240,7 +240,7 @@ def test_a_right_that_is_taken_away_ends_following(api: FakeKube) -> None:
 
 def test_after_the_pods_are_gone_the_error_says_where_the_log_is(api: FakeKube) -> None:
     api.add(helm_record("r50", {"image": "i"}, status="uninstalled"))
-    with pytest.raises(LaunchError, match="pods of eks://kubeflow/r50 are gone") as caught:
+    with pytest.raises(LaunchError, match="pods of eks://kubeflow/r50 are deleted") as caught:
         list(backend_of(HANDLE).logs(HANDLE))
     assert "maskfleet cp eks://kubeflow/r50/log.txt" in caught.value.remedy
 

@@ -12,9 +12,10 @@ import bcrypt
 import pytest
 
 from maskfleet.errors import LaunchError
+from maskfleet.launch.backend import parse_handle
 from maskfleet.launch.eks.notebook import (
-    Cluster,
     NotebookRelease,
+    RunRelease,
     certificate_fingerprint,
     checked_password,
     ensured,
@@ -39,16 +40,16 @@ RUN: dict[str, Any] = {
     "data_fs": "fsx",
     "data_pvc": "",
 }
-CLUSTER = Cluster(None, "kubeflow", "r50")
+RELEASE = RunRelease(None, "kubeflow", "r50")
 
 
 def answer(values: dict[str, Any]) -> Finished:
     return Finished(0, json.dumps(values))
 
 
-def ensure(shell: RecordingShell, *, cluster: Cluster = CLUSTER, **wants: Any) -> dict[str, Any]:
+def ensure(shell: RecordingShell, *, release: RunRelease = RELEASE, **wants: Any) -> dict[str, Any]:
     options: dict[str, Any] = {"image": None, "instance": None, "ask": lambda: PASSWORD, "renew": False, **wants}
-    return ensured(NotebookRelease(cluster, run=shell), **options)
+    return ensured(NotebookRelease(release, run=shell), **options)
 
 
 def test_a_first_notebook_is_installed_for_the_runs_folder_and_volume() -> None:
@@ -125,28 +126,28 @@ def test_what_is_sent_is_what_the_chart_takes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("handle", "cluster"),
+    ("handle", "release"),
     [
-        ("eks://kubeflow/r50", Cluster(None, "kubeflow", "r50")),
-        ("eks://dev@kubeflow/r50", Cluster("dev", "kubeflow", "r50")),
+        ("eks://kubeflow/r50", RunRelease(None, "kubeflow", "r50")),
+        ("eks://dev@kubeflow/r50", RunRelease("dev", "kubeflow", "r50")),
         (
             str(JobHandle("eks", "arn:aws:eks:eu-west-1:1:cluster/a@b@kubeflow", "r50")),
-            Cluster("arn:aws:eks:eu-west-1:1:cluster/a@b", "kubeflow", "r50"),
+            RunRelease("arn:aws:eks:eu-west-1:1:cluster/a@b", "kubeflow", "r50"),
         ),
     ],
 )
-def test_a_handle_says_where(handle: str, cluster: Cluster) -> None:
-    assert Cluster.of(JobHandle.parse(handle)) == cluster
+def test_a_handle_says_where(handle: str, release: RunRelease) -> None:
+    assert RunRelease.of(parse_handle(handle)) == release
     shell = RecordingShell([answer({})])
-    ensure(shell, cluster=cluster)
+    ensure(shell, release=release)
     argv = shell.calls[0][0]
     assert argv[argv.index("--namespace") + 1] == "kubeflow"
-    assert argv[-2:] == (["--kube-context", cluster.context] if cluster.context else ["--namespace", "kubeflow"])
+    assert argv[-2:] == (["--kube-context", release.context] if release.context else ["--namespace", "kubeflow"])
 
 
 def test_names_of_releases_fit_and_differ() -> None:
     names = ["r50", "a" * 31, "a" * 32, "a" * 40, "a" * 39 + "b", "a" * 21 + "-" + "b" * 15]
-    made = [Cluster(None, "n", name).notebook for name in names]
+    made = [RunRelease(None, "n", name).notebook for name in names]
     assert made[:2] == ["r50-notebook", "a" * 31 + "-notebook"]
     assert len(set(made)) == len(names)
     assert all(len(name) <= 40 and "--" not in name and name.endswith("-notebook") for name in made)
@@ -205,12 +206,12 @@ def test_stopping_twice_does_no_harm() -> None:
     shell = RecordingShell(
         [Finished(0), Finished(1, err="Error: uninstall: Release not loaded: x: release: not found")]
     )
-    release = NotebookRelease(CLUSTER, run=shell)
+    release = NotebookRelease(RELEASE, run=shell)
     assert release.stop()
     assert not release.stop()
     assert shell.calls[0][0] == ["helm", "uninstall", "r50-notebook", "--namespace", "kubeflow"]
     with pytest.raises(LaunchError, match="forbidden"):
-        NotebookRelease(CLUSTER, run=RecordingShell([Finished(1, err="Error: forbidden")])).stop()
+        NotebookRelease(RELEASE, run=RecordingShell([Finished(1, err="Error: forbidden")])).stop()
 
 
 @pytest.fixture

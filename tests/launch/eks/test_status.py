@@ -15,7 +15,7 @@ import pytest
 from eks_world import helm_record
 
 from maskfleet.errors import LaunchError
-from maskfleet.launch.backend import backend_of
+from maskfleet.launch.backend import backend_of, parse_handle
 from maskfleet.launch.job import JobHandle, JobState
 from maskfleet.system.kube.client import ApiError
 from maskfleet.system.kube.fake import FakeKube
@@ -163,19 +163,19 @@ def test_a_context_that_is_an_arn_survives_the_handle(api: FakeKube) -> None:
     filled(api, "done")
     text = str(JobHandle("eks", "arn:aws:eks:us-west-2:1:cluster/a@kubeflow", "r50"))
     assert text == "eks://arn:aws:eks:us-west-2:1:cluster%2Fa@kubeflow/r50"
-    parsed = JobHandle.parse(text)
+    parsed = parse_handle(text)
     assert backend_of(parsed).status(parsed).state is JobState.DONE
 
 
 @pytest.mark.parametrize("text", ["eks://Kube_flow/r50", "eks://a@/r50"])
 def test_a_handle_without_a_namespace_is_refused(text: str) -> None:
     with pytest.raises(LaunchError, match="names no namespace"):
-        backend_of(JobHandle.parse(text))
+        backend_of(parse_handle(text))
 
 
 def test_a_handle_of_a_file_is_no_job(api: FakeKube) -> None:
     with pytest.raises(LaunchError, match="names a file"):
-        backend_of(HANDLE).status(JobHandle.parse("eks://kubeflow/r50/log.txt"))
+        backend_of(HANDLE).status(parse_handle("eks://kubeflow/r50/log.txt"))
 
 
 def test_no_key_or_token_stays_behind(api: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

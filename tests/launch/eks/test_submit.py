@@ -22,9 +22,8 @@ from maskfleet.config.load import load
 from maskfleet.config.recipes import recipe
 from maskfleet.errors import ConfigError, LaunchError, MaskfleetError
 from maskfleet.launch.eks.backend import EksBackend
-from maskfleet.launch.eks.values import values_text
-from maskfleet.launch.job import JobHandle, Rendered, job_for
-from maskfleet.launch.slots import slots_for
+from maskfleet.launch.eks.mpijob import values_text
+from maskfleet.launch.job import JobHandle, Rendered
 from maskfleet.system.deploy_files import deploy_path
 from maskfleet.system.kube.fake import FakeKube
 from maskfleet.system.process import Finished, RecordingShell
@@ -46,10 +45,8 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKube]:
 def rendered(run: Any = None, **launch: Any) -> tuple[EksBackend, Rendered, RecordingShell]:
     """A backend with a shell that only remembers, and what it would send for the job r50."""
     shell = RecordingShell()
-    target, slots = slots_for(EksLaunch(**{"image": IMAGE, "nodes": 2, **launch}))
-    assert isinstance(target, EksLaunch)
-    backend = EksBackend(target, run=shell)
-    return backend, backend.render(job_for(run or recipe("standard"), target, slots=slots, name="r50")), shell
+    backend = EksBackend(EksLaunch(**{"image": IMAGE, "nodes": 2, **launch}), run=shell)
+    return backend, backend.render(backend.job(run or recipe("standard"), name="r50")), shell
 
 
 def values_of(**launch: Any) -> dict[str, Any]:
@@ -120,7 +117,7 @@ def test_weights_of_this_machine_are_refused_and_those_of_volume_or_image_are_no
     mine = tmp_path / "w.npz"
     mine.touch()
     for path in (str(mine), "~/w.npz"):
-        with pytest.raises(LaunchError, match=rf"{field} .*w.npz is a file of this machine") as refused:
+        with pytest.raises(LaunchError, match=rf"{field} .*w.npz is a file on this machine") as refused:
             rendered(replaced(recipe("standard"), {field: path}))
         assert f"{field}=/fsx/" in refused.value.remedy
     for path in ("/fsx/w.npz", "w.npz", "/opt/of-the-image/w.npz"):
@@ -159,15 +156,15 @@ def test_values_that_follow_from_the_job_are_not_set_twice() -> None:
 
 
 def test_names_are_short_enough_for_what_kubernetes_appends() -> None:
-    launch = EksLaunch(image="i")
-    assert job_for(recipe("demo"), launch, slots=(1,), name="a" * 40).name == "a" * 40
+    backend = EksBackend(EksLaunch(image="i"))
+    assert backend.job(recipe("demo"), name="a" * 40).name == "a" * 40
     with pytest.raises(LaunchError, match="cannot name a job"):
-        job_for(recipe("demo"), launch, slots=(1,), name="a" * 41)
+        backend.job(recipe("demo"), name="a" * 41)
 
 
 def test_a_name_is_good_for_a_service_too() -> None:
     with pytest.raises(LaunchError, match="cannot name a job"):
-        job_for(recipe("demo"), EksLaunch(image="i"), slots=(1,), name="50-epochs")
+        EksBackend(EksLaunch(image="i")).job(recipe("demo"), name="50-epochs")
 
 
 @pytest.mark.parametrize("launch", [{}, {"data_claim": "pv-efs", "data_path": "/efs"}, {"queue": "q", "retries": 0},
@@ -222,8 +219,8 @@ def old_lease(api: FakeKube) -> None:
     ("change", "words"),
     [
         (without("/api/v1/namespaces/kubeflow"), "no namespace kubeflow"),
-        (without("/apis/kubeflow.org/v2beta1"), "does not know MPIJobs"),
-        (old_lease, "operator does not run: no sign of life for"),
+        (without("/apis/kubeflow.org/v2beta1"), "has no MPIJob resource"),
+        (old_lease, "operator does not run: lease not renewed for"),
         (without("/api/v1/namespaces/kubeflow/persistentvolumeclaims/pv-fsx"), "has no volume claim pv-fsx"),
         (lambda api: api.add(claim("pv-fsx", "Pending")), "pv-fsx is Pending"),
         (lambda api: api.add(claim("pv-fsx", "Lost")), "pv-fsx is Lost"),
@@ -305,10 +302,10 @@ def test_another_run_under_the_same_name_is_refused(api: FakeKube) -> None:
     [
         ("Error: INSTALLATION FAILED: cannot re-use a name that is still in use", "same moment"),
         ("Error: INSTALLATION FAILED: cannot reuse a name that is still in use", "same moment"),
-        ("Error: values don't meet the specifications of the schema(s): - shm_gib: Invalid type", "name the value"),
+        ("Error: values don't meet the specifications of the schema(s): - shm_gib: Invalid type", "names the value"),
         ("Error: INSTALLATION FAILED: Service exists … invalid ownership metadata", "choose another --name"),
-        ('secrets is forbidden: User "x" cannot create resource', "right"),
-        ("", "mend what helm names"),
+        ('secrets is forbidden: User "x" cannot create resource', "permission"),
+        ("", "fix what helm reports"),
     ],
 )
 def test_what_helm_says_is_passed_on_with_a_next_step(said: str, remedy: str, api: FakeKube) -> None:
@@ -323,10 +320,9 @@ def test_a_missing_helm_is_named(api: FakeKube, monkeypatch: pytest.MonkeyPatch)
     from maskfleet.system.process import run_command
 
     monkeypatch.setenv("PATH", "/nowhere")
-    target = EksLaunch(image="i")
-    backend = EksBackend(target, run=run_command)
+    backend = EksBackend(EksLaunch(image="i"), run=run_command)
     with pytest.raises(MaskfleetError, match="helm is not installed here"):
-        backend.submit(backend.render(job_for(recipe("demo"), target, slots=(1,), name="r50")))
+        backend.submit(backend.render(backend.job(recipe("demo"), name="r50")))
 
 
 def test_cancel_removes_the_release_and_keeps_its_record(api: FakeKube) -> None:

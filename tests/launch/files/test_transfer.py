@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from typer.testing import CliRunner
 
 from maskfleet.cli.main import app
 from maskfleet.errors import ConnectionBrokenError, LaunchError
-from maskfleet.launch.files import handles as files_module
+from maskfleet.launch.backend import backend_of
 from maskfleet.launch.files.agent import DRAFT
-from maskfleet.launch.files.handles import files_at
-from maskfleet.launch.files.transfer import AGENT, Fetched, Stream, Volume
+from maskfleet.launch.files.transfer import AGENT, Fetched, RunFiles, Stream, Volume
 from maskfleet.launch.job import JobHandle
+from maskfleet.launch.local.files import local_agent
 
 
 def asked(request: dict[str, Any], more: bytes = b"") -> list[dict[str, Any]]:
@@ -48,11 +49,11 @@ def root(tmp_path: Path) -> Path:
     return volume
 
 
-def volume_at(root: Path, path: str, opener: Any = files_module._local_agent) -> Volume:
+def volume_at(root: Path, path: str, opener: Any = local_agent) -> Volume:
     return Volume(opener, {"root": str(root), "path": path}, pause_s=0)
 
 
-def fetched(root: Path, path: str, folder: Path, opener: Any = files_module._local_agent) -> Fetched:
+def fetched(root: Path, path: str, folder: Path, opener: Any = local_agent) -> Fetched:
     return asyncio.run(volume_at(root, path, opener).fetch(folder))
 
 
@@ -87,7 +88,7 @@ def test_no_link_is_followed_not_even_to_a_place_inside(root: Path, tmp_path: Pa
             (answer,) = asked({"root": str(root), "path": path, **op}, b'{"offset": 0}\nx')[:1]
             assert "error" in answer or answer == {"have": 0, "sha256": hashlib.sha256().hexdigest()}
         sent = asked({"op": "send", "root": str(root), "path": "", "files": [[path, 0, ""]]})
-        assert "leads over a link" in sent[0]["error"]
+        assert "goes through a link" in sent[0]["error"]
     assert (tmp_path / "secret.txt").read_text() == "secret"
     assert sorted(one.name for one in tmp_path.iterdir()) == ["fsx", "secret.txt"]
 
@@ -155,7 +156,7 @@ async def _cut(limit: list[int]) -> AsyncIterator[Stream]:
                     raise ConnectionBrokenError("cut", remedy="")
             await self._inner.write(data)
 
-    async with files_module._local_agent() as stream:
+    async with local_agent() as stream:
         yield Cut(stream)
 
 
@@ -191,7 +192,7 @@ def test_a_connection_that_always_breaks_is_an_error_in_the_end(root: Path, tmp_
     async def never() -> AsyncIterator[Stream]:
         opened.append(1)
         if len(opened) == 1:  # the list comes through
-            async with files_module._local_agent() as stream:
+            async with local_agent() as stream:
                 yield stream
             return
         raise ConnectionBrokenError("cut", remedy="try again")
@@ -221,7 +222,7 @@ def test_damage_on_the_way_is_seen_and_nothing_is_kept(
             async def write(self, data: bytes) -> None:
                 await self._inner.write(data)
 
-        async with files_module._local_agent() as stream:
+        async with local_agent() as stream:
             yield Damaged(stream)
 
     with pytest.raises(LaunchError):
@@ -235,8 +236,8 @@ def test_a_huge_file_passes_in_pieces(root: Path, tmp_path: Path) -> None:
         file.truncate(size)  # a hole: it takes no room, and its zeros are read all the same
     script = (
         "import asyncio, sys; from pathlib import Path; from maskfleet.launch.files.transfer import Volume;"
-        "from maskfleet.launch.files.handles import _local_agent;"
-        "v = Volume(_local_agent, {'root': sys.argv[1], 'path': 'huge'});"
+        "from maskfleet.launch.local.files import local_agent;"
+        "v = Volume(local_agent, {'root': sys.argv[1], 'path': 'huge'});"
         "asyncio.run(v.get(Path(sys.argv[2])));"
         # ru_maxrss would count the process that started this one, which may be a large one.
         "print(next(line.split()[1] for line in Path('/proc/self/status').open() if line.startswith('VmHWM')))"
@@ -328,6 +329,10 @@ def test_the_pods_own_process_ends_when_nobody_asks_any_more() -> None:
     assert time.monotonic() - began > 1.4
 
 
+def files_of(handle: JobHandle) -> AbstractContextManager[RunFiles]:
+    return backend_of(handle).files(handle)
+
+
 @pytest.fixture
 def local_run(tmp_path: Path) -> Path:
     run = tmp_path / "runs" / "r50"
@@ -362,7 +367,7 @@ def test_local_handles_list_copy_and_fetch_too(local_run: Path, tmp_path: Path) 
         (["cp", "eks://k/a/b", "/nowhere/deep/x"], "there is no folder"),
         (["cp", "eks://k/a", "."], "not a file in it"),
         (["ls", "local:///nowhere/at/all"], "there is no run in /nowhere"),
-        (["fetch", "sagemaker://us-west-2/job"], "on S3"),
+        (["fetch", "sagemaker://us-west-2/job"], "not built yet"),
     ],
 )
 def test_what_cannot_be_copied_is_refused_with_a_reason(arguments: list[str], words: str) -> None:
@@ -376,7 +381,7 @@ def test_a_run_is_not_fetched_onto_itself(local_run: Path) -> None:
 
 
 def test_a_local_handle_never_shows_what_is_beside_the_run(local_run: Path) -> None:
-    with pytest.raises(LaunchError, match="leaves the folder"), files_at(
+    with pytest.raises(LaunchError, match="leaves the folder"), files_of(
         JobHandle("local", "", f"{local_run}/../other")
     ) as files:  # fmt: skip
         files.entries()

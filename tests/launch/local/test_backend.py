@@ -16,10 +16,11 @@ from workshop import Workshop
 from maskfleet.config.launch import LocalLaunch
 from maskfleet.config.recipes import recipe
 from maskfleet.errors import LaunchError
+from maskfleet.launch.backend import parse_handle
 from maskfleet.launch.job import JobHandle, JobState, job_for
 from maskfleet.launch.local.backend import LocalBackend
 from maskfleet.launch.supervise.job_files import JobFolder
-from maskfleet.launch.supervise.processes import age_s, mark_of, marked, ranks_of
+from maskfleet.launch.supervise.processes import age_s, job_id, processes_of, ranks_of
 from maskfleet.launch.supervise.status import status_of
 from maskfleet.system.process import RecordingShell
 from maskfleet.training.output.metrics import read_metrics
@@ -35,14 +36,14 @@ def until(condition: Callable[[], object], timeout_s: float = 240) -> None:
 
 
 def run_dir_of(handle: str) -> Path:
-    return Path(JobHandle.parse(handle).path)
+    return Path(parse_handle(handle).path)
 
 
 def test_submit_sends_just_what_render_shows(tmp_path: Path) -> None:
     shell = RecordingShell()
     backend = LocalBackend(LocalLaunch(), run=shell, cwd=tmp_path)
-    rendered = backend.render(job_for(recipe("demo"), LocalLaunch(), slots=(2,), name="a"))
-    assert rendered == backend.render(job_for(recipe("demo"), LocalLaunch(), slots=(2,), name="a"))
+    rendered = backend.render(job_for(recipe("demo"), slots=(2,), name="a"))
+    assert rendered == backend.render(job_for(recipe("demo"), slots=(2,), name="a"))
     handle = backend.submit(rendered)
     assert handle == JobHandle("local", "", str(tmp_path / "runs" / "a"))
     assert shell.detached == [list(command) for command in rendered.commands]
@@ -55,9 +56,9 @@ def test_submit_sends_just_what_render_shows(tmp_path: Path) -> None:
 
 def test_another_run_under_the_same_name_is_refused(tmp_path: Path) -> None:
     backend = LocalBackend(LocalLaunch(), run=RecordingShell(), cwd=tmp_path)
-    backend.submit(backend.render(job_for(recipe("demo"), LocalLaunch(), slots=(1,), name="a")))
+    backend.submit(backend.render(job_for(recipe("demo"), slots=(1,), name="a")))
     with pytest.raises(LaunchError, match="already"):
-        backend.submit(backend.render(job_for(recipe("demo"), LocalLaunch(), slots=(1,), name="a")))
+        backend.submit(backend.render(job_for(recipe("demo"), slots=(1,), name="a")))
 
 
 def test_a_dry_run_sends_nothing(workshop: Workshop) -> None:
@@ -96,7 +97,7 @@ def test_two_detached_runs_side_by_side_with_killed_ranks_end_alike(workshop: Wo
     first, second = (workshop.launched("--name", name, *common) for name in ("first", "second"))
     victim = run_dir_of(first)
     until(lambda: any(record["step"] >= 8 for record in read_metrics(victim)))
-    os.kill(ranks_of(marked(mark_of(victim)))[0], signal.SIGKILL)
+    os.kill(ranks_of(processes_of(job_id(victim)))[0], signal.SIGKILL)
     followed = workshop("logs", "-f", first)
     assert "resuming after step" in followed.stdout
     assert followed.stdout.rstrip().endswith("the run is done")
@@ -104,16 +105,16 @@ def test_two_detached_runs_side_by_side_with_killed_ranks_end_alike(workshop: Wo
     status = workshop.status(first)
     assert (status["state"], status["restarts"], status["step"]) == ("done", 1, 60)
     assert losses(victim) == losses(run_dir_of(second))
-    assert marked(mark_of(victim)) == []
+    assert processes_of(job_id(victim)) == []
 
 
 def test_cancel_saves_leaves_no_process_and_may_be_repeated(workshop: Workshop) -> None:
     handle = workshop.launched("--name", "a", "--ranks", "2", "--set", "train.epoch_schedule=[[4000, null]]")
     run_dir = run_dir_of(handle)
     until(lambda: any(record["step"] >= 4 for record in read_metrics(run_dir)))
-    assert len(marked(mark_of(run_dir))) >= 3
+    assert len(processes_of(job_id(run_dir))) >= 3
     assert workshop("cancel", handle).returncode == 0
-    assert marked(mark_of(run_dir)) == []
+    assert processes_of(job_id(run_dir)) == []
     assert workshop("cancel", handle).returncode == 0
     assert workshop.status(handle)["state"] == "cancelled"
     last = max(int(path.stem.split("-")[1]) for path in (run_dir / "checkpoints").glob("step-*.json"))
@@ -128,14 +129,14 @@ def test_a_machine_that_goes_down_saves_and_the_same_launch_goes_on_later(worksh
     handle = workshop.launched(*short)
     run_dir = run_dir_of(handle)
     until(lambda: any(record["step"] >= 8 for record in read_metrics(run_dir)))
-    beat = JobFolder(run_dir).beat(0)
+    beat = JobFolder(run_dir).heartbeat(0)
     assert beat is not None
     os.kill(beat.pid, signal.SIGTERM)  # as init does to every process
-    until(lambda: not marked(mark_of(run_dir)) and age_s(beat.pid) is None)
+    until(lambda: not processes_of(job_id(run_dir)) and age_s(beat.pid) is None)
     saved = max(int(path.stem.split("-")[1]) for path in (run_dir / "checkpoints").glob("step-*.json"))
     assert saved == read_metrics(run_dir)[-1]["step"] < 180
     assert JobFolder(run_dir).outcome() is None
-    assert "host 0 leaves" in workshop("logs", handle).stdout
+    assert "host 0 stops" in workshop("logs", handle).stdout
     status = status_of(run_dir)
     assert (status.state, status.hosts[0].state) == (JobState.LOST, "left")
     again = workshop("launch", "-c", str(workshop.run_file), *short)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from maskfleet.launch.local.doctor import Finding, Verdict, _package, _room, _tool, examine
+from maskfleet.launch.findings import Finding, Verdict
+from maskfleet.launch.local.doctor import HERE, _free, _package, _tool, examine
 
 
 def test_everything_is_looked_at_and_every_fault_has_a_remedy(tmp_path: Path) -> None:
@@ -16,8 +17,8 @@ def test_everything_is_looked_at_and_every_fault_has_a_remedy(tmp_path: Path) ->
 
 
 def test_too_little_room_is_a_warning() -> None:
-    assert _room("disk", 5, 10, "free some").verdict is Verdict.WARN
-    assert _room("disk", 10, 10, "free some") == Finding("disk", Verdict.OK, "0.0 GiB free")
+    assert _free("disk", 5, 10, "free some").verdict is Verdict.WARN
+    assert _free("disk", 10, 10, "free some") == Finding(HERE, "disk", Verdict.OK, "0.0 GiB free")
 
 
 def test_a_missing_required_package_fails_and_an_optional_one_warns() -> None:
@@ -27,4 +28,4 @@ def test_a_missing_required_package_fails_and_an_optional_one_warns() -> None:
 
 def test_a_missing_tool_says_what_it_is_for() -> None:
     finding = _tool("helm", "installs charts", "install helm", which=lambda name: None)
-    assert finding == Finding("helm", Verdict.WARN, "not found; installs charts", "install helm")
+    assert finding == Finding(HERE, "helm", Verdict.WARN, "not found; installs charts", "install helm")

@@ -30,7 +30,7 @@ from typer.testing import CliRunner
 from maskfleet.cli.main import app
 from maskfleet.errors import LaunchError
 from maskfleet.launch.local import notebook as notebook_local
-from maskfleet.launch.local.notebook import LocalServers, placed_notebooks, servers_for
+from maskfleet.launch.local.notebook import LocalServers, copied_notebooks, servers_for
 from maskfleet.system.kube.fake import FakeKube
 from ports import free_port
 from tools import ROOT
@@ -261,10 +261,10 @@ def test_both_servers_listen_on_loopback_and_the_token_is_on_no_command_line(
 
 
 def test_notebooks_are_put_beside_the_run_once(tmp_path: Path) -> None:
-    work = placed_notebooks(tmp_path)
+    work = copied_notebooks(tmp_path)
     assert (work / "try_model.ipynb").read_bytes() == (ROOT / "notebooks/try_model.ipynb").read_bytes()
     (work / "try_model.ipynb").write_text("mine")
-    placed_notebooks(tmp_path)
+    copied_notebooks(tmp_path)
     assert (work / "try_model.ipynb").read_text() == "mine"
 
 

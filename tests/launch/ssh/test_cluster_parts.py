@@ -21,18 +21,18 @@ from hypothesis import strategies as st
 
 from maskfleet.config.launch import SshLaunch
 from maskfleet.config.recipes import recipe
-from maskfleet.launch.job import JobState, job_for
-from maskfleet.launch.local.doctor import Verdict
+from maskfleet.launch.findings import Verdict
+from maskfleet.launch.job import JobState
 from maskfleet.launch.ssh.backend import SshBackend
 from maskfleet.launch.ssh.doctor import Facts, judge_host, judge_together
 from maskfleet.launch.ssh.probe import takes_locks
 from maskfleet.launch.ssh.wheel import built_wheel
 from maskfleet.launch.supervise import supervisor
-from maskfleet.launch.supervise.child import tidied, write_line
+from maskfleet.launch.supervise.child import normalized, write_line
 from maskfleet.launch.supervise.commands import bare_address, torchrun
-from maskfleet.launch.supervise.connectivity import CUT_S, Reach
-from maskfleet.launch.supervise.job_files import Beat, Endpoint, Host, Job, JobFolder
-from maskfleet.launch.supervise.peers import GRACE_S, LOST_S, Peers
+from maskfleet.launch.supervise.connectivity import CUT_S, Connectivity
+from maskfleet.launch.supervise.job_files import Endpoint, Heartbeat, Host, Job, JobFolder
+from maskfleet.launch.supervise.lost_hosts import GRACE_S, LOST_S, HostMonitor
 from maskfleet.launch.supervise.prepare import refuse_running
 from maskfleet.launch.supervise.status import log_lines, status_of
 from maskfleet.launch.supervise.supervisor import Supervisor, ssh_target, supervise
@@ -79,15 +79,16 @@ def test_a_real_shell_does_no_harm_with_any_argument(tmp_path: Path) -> None:
 
 
 def test_what_is_sent_to_hosts_is_as_recorded() -> None:
-    rendered = SshBackend(LAUNCH).render(job_for(recipe("demo"), LAUNCH, slots=(2, 4), name="golden"))
+    backend = SshBackend(LAUNCH)
+    rendered = backend.render(backend.job(recipe("demo"), name="golden"))
     files = {name: content for name, content in rendered.files.items() if "run.yaml" not in name}
     sent = {"files": files, "commands": [list(command) for command in rendered.commands]}
     assert sent == json.loads((GOLDEN / "ssh.json").read_text())
 
 
 def test_rendering_twice_gives_the_same_bytes_even_with_a_wheel() -> None:
-    launch = SshLaunch(hosts=("a",))
-    first, second = (SshBackend(launch).render(job_for(recipe("demo"), launch, slots=(1,), name="x")) for _ in range(2))
+    backend = SshBackend(SshLaunch(hosts=("a",)))
+    first, second = (backend.render(backend.job(recipe("demo"), name="x")) for _ in range(2))
     assert first == second
     assert first.text() == second.text()
 
@@ -131,37 +132,37 @@ def test_torchrun_is_elastic_and_meets_at_the_endpoint(tmp_path: Path) -> None:
     assert argv[-6:] == ["-m", "maskfleet", "train", str(tmp_path), "--wait", "180"]
 
 
-def beat(count: int) -> Beat:
-    return Beat(count, 1, "running", 0, 0, 0.0, "10.0.0.2", [])
+def beat(count: int) -> Heartbeat:
+    return Heartbeat(count, 1, "running", 0, 0, 0.0, "10.0.0.2", [])
 
 
 def test_a_host_is_lost_only_after_many_missed_beats_and_back_with_the_next(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path)
     folder.host(1).mkdir(parents=True)
-    folder.write_beat(1, beat(41))  # of an earlier life
+    folder.write_heartbeat(1, beat(41))  # of an earlier life
     now = [0.0]
-    peers = Peers(folder, job(), 0, clock=lambda: now[0])
-    assert peers.look() == ([], [])
+    monitor = HostMonitor(folder, job(), 0, clock=lambda: now[0])
+    assert monitor.poll() == ([], [])
     now[0] = GRACE_S - 1
-    assert peers.look() == ([], []), "hosts may take their time to begin"
-    folder.write_beat(1, beat(1))
-    assert peers.look() == ([], [])
+    assert monitor.poll() == ([], []), "hosts may take their time to begin"
+    folder.write_heartbeat(1, beat(1))
+    assert monitor.poll() == ([], [])
     now[0] += LOST_S
-    assert peers.look() == ([], [])
+    assert monitor.poll() == ([], [])
     now[0] += 1
-    assert peers.look() == ([1], [])
-    assert peers.look() == ([], []), "it is lost once"
-    assert peers.alive() == [0]
-    folder.write_beat(1, beat(2))
-    assert peers.look() == ([], [1])
-    assert peers.alive() == [0, 1]
+    assert monitor.poll() == ([1], [])
+    assert monitor.poll() == ([], []), "it is lost once"
+    assert monitor.alive() == [0]
+    folder.write_heartbeat(1, beat(2))
+    assert monitor.poll() == ([], [1])
+    assert monitor.alive() == [0, 1]
 
 
 def test_a_host_that_never_begins_is_lost_after_the_grace(tmp_path: Path) -> None:
     now = [0.0]
-    peers = Peers(JobFolder(tmp_path), job(), 0, clock=lambda: now[0])
+    monitor = HostMonitor(JobFolder(tmp_path), job(), 0, clock=lambda: now[0])
     now[0] = GRACE_S + 1
-    assert peers.look() == ([1], [])
+    assert monitor.poll() == ([1], [])
 
 
 def test_a_job_that_nobody_begins_is_not_waited_for_without_end(tmp_path: Path) -> None:
@@ -178,11 +179,11 @@ def test_a_host_that_others_miss_is_lost_in_the_status(tmp_path: Path) -> None:
     for index in range(2):
         folder.host(index).mkdir(parents=True)
     (folder.path / "job.json").write_text(job().to_json())
-    folder.write_beat(0, Beat(9, 1, "running", 0, 0, 100.0, "10.0.0.1", [1]))
-    folder.write_beat(1, Beat(5, 1, "running", 0, 0, 90.0, "10.0.0.2", []))
+    folder.write_heartbeat(0, Heartbeat(9, 1, "running", 0, 0, 100.0, "10.0.0.1", [1]))
+    folder.write_heartbeat(1, Heartbeat(5, 1, "running", 0, 0, 90.0, "10.0.0.2", []))
     status = status_of(tmp_path, now=101.0)
     assert [host.state for host in status.hosts] == ["running", "lost"]
-    assert (status.state, status.detail) == (JobState.RUNNING, "goes on with 1 of 2 hosts")
+    assert (status.state, status.detail) == (JobState.RUNNING, "continues with 1 of 2 hosts")
 
 
 def test_who_follows_a_log_gets_the_last_line_of_every_host_that_is_alive(tmp_path: Path) -> None:
@@ -190,8 +191,10 @@ def test_who_follows_a_log_gets_the_last_line_of_every_host_that_is_alive(tmp_pa
     for index in range(2):
         folder.host(index).mkdir(parents=True)
     (folder.path / "job.json").write_text(job().to_json())
-    folder.write_beat(0, Beat(9, 1, "running", 0, 0, now, "10.0.0.1", []))
-    folder.write_beat(1, Beat(5, 1, "running", 0, 0, now - 1000, "10.0.0.2", []))  # died, and will never say so
+    folder.write_heartbeat(0, Heartbeat(9, 1, "running", 0, 0, now, "10.0.0.1", []))
+    folder.write_heartbeat(
+        1, Heartbeat(5, 1, "running", 0, 0, now - 1000, "10.0.0.2", [])
+    )  # died, and will never say so
     write_line(folder.host(0) / "output.log", "supervisor is up")
     folder.write_outcome("done", 0)
     lines = log_lines(tmp_path, follow=True)
@@ -206,17 +209,17 @@ def test_the_last_beat_of_a_supervisor_tells_its_last_state(tmp_path: Path, monk
     folder.host(0).mkdir(parents=True)
     (folder.path / "job.json").write_text(job(1).to_json())
     writes, may_write = threading.Event(), threading.Event()
-    write_beat = JobFolder.write_beat
+    write_heartbeat = JobFolder.write_heartbeat
 
-    def slowly(self: JobFolder, index: int, beat: Beat) -> None:
+    def slowly(self: JobFolder, index: int, beat: Heartbeat) -> None:
         if beat.state == "starting":
             writes.set()
             assert may_write.wait(120)
-        write_beat(self, index, beat)
+        write_heartbeat(self, index, beat)
 
-    monkeypatch.setattr(JobFolder, "write_beat", slowly)
+    monkeypatch.setattr(JobFolder, "write_heartbeat", slowly)
     supervisor = Supervisor(tmp_path, 0)
-    earlier, later = (threading.Thread(target=supervisor._beat) for _ in range(2))
+    earlier, later = (threading.Thread(target=supervisor._send_heartbeat) for _ in range(2))
     earlier.start()
     assert writes.wait(120)
     supervisor.state = "done"
@@ -225,7 +228,7 @@ def test_the_last_beat_of_a_supervisor_tells_its_last_state(tmp_path: Path, monk
     may_write.set()
     earlier.join()
     later.join()
-    beat = folder.beat(0)
+    beat = folder.heartbeat(0)
     assert beat is not None
     assert (beat.state, beat.count) == ("done", 2)
 
@@ -260,11 +263,11 @@ def test_a_run_that_is_launched_again_at_once_waits_for_its_last_supervisor(tmp_
     folder = JobFolder(tmp_path)
     folder.host(0).mkdir(parents=True)
     (folder.path / "job.json").write_text(job(1).to_json())
-    folder.write_beat(0, Beat(9, 1, "running", 0, 0, time.time(), "10.0.0.1", []))
+    folder.write_heartbeat(0, Heartbeat(9, 1, "running", 0, 0, time.time(), "10.0.0.1", []))
     folder.write_outcome("done", 0)
     threading.Timer(1.0, close_host, (folder,)).start()
     refuse_running(tmp_path)
-    last = folder.beat(0)
+    last = folder.heartbeat(0)
     assert last is not None
     assert last.state == "done"
 
@@ -289,7 +292,7 @@ def test_a_second_supervisor_waits_for_a_while(tmp_path: Path, monkeypatch: pyte
 
 def close_host(folder: JobFolder) -> None:
     write_line(folder.host(0) / "output.log", "the run is done")
-    folder.write_beat(0, Beat(10, 1, "done", 0, 0, time.time(), "10.0.0.1", []))
+    folder.write_heartbeat(0, Heartbeat(10, 1, "done", 0, 0, time.time(), "10.0.0.1", []))
 
 
 @pytest.mark.parametrize(
@@ -304,7 +307,7 @@ def close_host(folder: JobFolder) -> None:
     ],
 )
 def test_a_line_tells_its_rank_once(line: bytes, tidy: bytes) -> None:
-    assert tidied(line) == tidy
+    assert normalized(line) == tidy
 
 
 def test_restarts_are_counted_from_the_last_launch(tmp_path: Path) -> None:
@@ -313,7 +316,7 @@ def test_restarts_are_counted_from_the_last_launch(tmp_path: Path) -> None:
     for attempt in attempts:
         attempt.mkdir(parents=True)
     (folder.path / "job.json").write_text(job(1).to_json())
-    folder.write_beat(0, Beat(9, 1, "running", 0, 0, time.time(), "10.0.0.1", []))
+    folder.write_heartbeat(0, Heartbeat(9, 1, "running", 0, 0, time.time(), "10.0.0.1", []))
     launched_at = time.time() - 50
     os.utime(folder.path / "job.json", (launched_at, launched_at))
     assert status_of(tmp_path).restarts == 2
@@ -327,27 +330,27 @@ def test_restarts_are_counted_from_the_last_launch(tmp_path: Path) -> None:
 
 def test_only_an_answer_that_was_there_before_can_be_missed(tmp_path: Path) -> None:
     now = [0.0]
-    reach = Reach(JobFolder(tmp_path), job(3), 0, clock=lambda: now[0])
+    connectivity = Connectivity(JobFolder(tmp_path), job(3), 0, clock=lambda: now[0])
     now[0] = 1000
-    reach.note(False)
-    assert not reach.is_cut_off(leads=False), "a firewall that never let anything through says nothing"
-    reach.note(True)
+    connectivity.record(False)
+    assert not connectivity.is_cut_off(leads=False), "a firewall that never let anything through says nothing"
+    connectivity.record(True)
     now[0] += CUT_S
-    assert not reach.is_cut_off(leads=True)
+    assert not connectivity.is_cut_off(leads=True)
     now[0] += 1
-    assert reach.is_cut_off(leads=True)
-    assert reach.is_cut_off(leads=False)
-    reach.note(True)
-    assert not reach.is_cut_off(leads=False)
+    assert connectivity.is_cut_off(leads=True)
+    assert connectivity.is_cut_off(leads=False)
+    connectivity.record(True)
+    assert not connectivity.is_cut_off(leads=False)
 
 
 def test_of_two_hosts_the_leading_one_goes_on(tmp_path: Path) -> None:
     now = [0.0]
-    reach = Reach(JobFolder(tmp_path), job(2), 0, clock=lambda: now[0])
-    reach.note(True)
+    connectivity = Connectivity(JobFolder(tmp_path), job(2), 0, clock=lambda: now[0])
+    connectivity.record(True)
     now[0] = CUT_S + 1
-    assert not reach.is_cut_off(leads=True)
-    assert reach.is_cut_off(leads=False)
+    assert not connectivity.is_cut_off(leads=True)
+    assert connectivity.is_cut_off(leads=False)
 
 
 def said(**changes: Any) -> dict[str, Any]:

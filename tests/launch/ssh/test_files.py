@@ -10,12 +10,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from maskfleet.errors import LaunchError
-from maskfleet.launch.files.handles import files_at
+from maskfleet.launch.backend import backend_of
+from maskfleet.launch.files.transfer import RunFiles
 from maskfleet.launch.job import JobHandle
 from ports import free_port
 
@@ -68,6 +70,10 @@ def _await_port(port: int) -> None:
             time.sleep(0.05)
 
 
+def files_of(handle: JobHandle) -> AbstractContextManager[RunFiles]:
+    return backend_of(handle).files(handle)
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "fleet 'x'" / "runs" / "r50"
@@ -79,12 +85,12 @@ def run_dir(tmp_path: Path) -> Path:
 
 def test_the_files_of_a_run_on_a_host_are_listed_fetched_and_sent(host: str, run_dir: Path, tmp_path: Path) -> None:
     handle = JobHandle("ssh", f"{host},me@192.0.2.1", str(run_dir))
-    with files_at(handle) as files:
+    with files_of(handle) as files:
         assert [one.path for one in files.entries()] == ["big", "launch"]
         done = files.fetch(tmp_path / "here")
     assert (done.files, done.bytes_read) == (2, 1_024_002)
     assert (tmp_path / "here" / "big").read_bytes() == (run_dir / "big").read_bytes()
-    with files_at(JobHandle("ssh", host, f"{run_dir}/copy")) as files:
+    with files_of(JobHandle("ssh", host, f"{run_dir}/copy")) as files:
         assert files.put(run_dir / "big") == 1_024_000
     assert (run_dir / "copy").read_bytes() == (run_dir / "big").read_bytes()
 
@@ -92,7 +98,7 @@ def test_the_files_of_a_run_on_a_host_are_listed_fetched_and_sent(host: str, run
 def test_a_folder_on_a_host_that_is_no_run_is_refused(host: str) -> None:
     with (
         pytest.raises(LaunchError, match="there is no run in /nowhere/runs/a"),
-        files_at(JobHandle("ssh", host, "/nowhere/runs/a")) as files,
+        files_of(JobHandle("ssh", host, "/nowhere/runs/a")) as files,
     ):
         files.entries()
 
@@ -100,6 +106,6 @@ def test_a_folder_on_a_host_that_is_no_run_is_refused(host: str) -> None:
 def test_a_host_out_of_reach_is_named(host: str) -> None:
     with (
         pytest.raises(LaunchError, match=re.escape("127.0.0.1:1 cannot be reached")),
-        files_at(JobHandle("ssh", "me@127.0.0.1:1", "/runs/a")) as files,
+        files_of(JobHandle("ssh", "me@127.0.0.1:1", "/runs/a")) as files,
     ):
         files.entries()

@@ -15,7 +15,7 @@ import pytest
 from maskfleet.config.launch import SshLaunch
 from maskfleet.errors import LaunchError
 from maskfleet.launch.instances import INSTANCES
-from maskfleet.launch.slots import slots_for
+from maskfleet.launch.ssh.backend import SshBackend
 from maskfleet.launch.ssh.stack import _address, hosts_of_stack
 from tools import ROOT, moto_server
 
@@ -114,11 +114,9 @@ def test_hosts_are_the_running_gpu_instances_with_a_rank_a_gpu(stack: str) -> No
     assert {host.address for host in hosts} == private
     assert [host.slots for host in hosts] == [8, 8, 8]
 
-    launch, slots = slots_for(SshLaunch(stack=stack, user="ubuntu"), nodes=2)
-    assert isinstance(launch, SshLaunch)
-    assert slots == (8, 8)
-    assert launch.stack is None
-    assert launch.hosts == tuple(f"ubuntu@{host.address}=8" for host in hosts[:2])
+    backend = SshBackend(SshLaunch(stack=stack, user="ubuntu"), nodes=2)
+    assert backend.slots == (8, 8)
+    assert [host.address for host in backend.hosts] == [f"ubuntu@{host.address}" for host in hosts[:2]]
 
 
 @pytest.mark.parametrize("stack", [{"nodes": 2, "kind": "c5.large", "login": True}], indirect=True)

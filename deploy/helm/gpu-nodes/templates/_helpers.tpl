@@ -7,7 +7,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
-{{/* The pools to make, as YAML {pools: [{name, zones, …}]}: <release> and <release>-efa. */}}
+{{/* The pools to create, as YAML {pools: [{name, zones, …}]}: <release> and <release>-efa. */}}
 {{- define "gpu-nodes.pools" -}}
 {{- $pools := list -}}
 {{- if .Values.general.enabled -}}

@@ -11,7 +11,7 @@ securityContext:
     type: RuntimeDefault
 {{- end }}
 
-{{- /* By a connection of its own: neither Jupyter's socket nor TensorBoard's port can be reached by the kubelet. */ -}}
+{{- /* By its own connection: the kubelet can connect neither to Jupyter's socket nor to TensorBoard's port. */ -}}
 {{- define "notebook.alive" -}}
 startupProbe:
   {{- include "notebook.connects" . | nindent 2 }}

@@ -36,7 +36,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 maskfleet_{{ .Release.Name | replace "-" "_" | replace "." "_" }}
 {{- end }}
 
-{{- /* Values that only make sense, or are only safe, together. The schema can be skipped by an option; this cannot. */ -}}
+{{- /* Values that are only valid, or only safe, together. An option skips the schema, but not this. */ -}}
 {{- define "notebook.check" -}}
 {{- if gt (len .Release.Name) 40 }}
 {{- fail (printf "Release.Name: %q has %d characters; at most 40 fit" .Release.Name (len .Release.Name)) }}

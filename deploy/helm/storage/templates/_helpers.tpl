@@ -13,7 +13,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- printf "%s-%s-%s" .root.Release.Namespace .root.Release.Name .kind -}}
 {{- end -}}
 
-{{/* A volume and its claim, made for each other; `helm uninstall` leaves both. Needs root, kind, values, csi, options. */}}
+{{/* A volume and its claim, bound to each other; `helm uninstall` keeps both. Needs root, kind, values, csi, options. */}}
 {{- define "storage.pair" -}}
 apiVersion: v1
 kind: PersistentVolume

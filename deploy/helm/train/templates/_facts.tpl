@@ -53,7 +53,7 @@
 {{- if contains "." .Release.Name -}}
   {{- fail (printf "the release name %q has a dot; use letters, digits and dashes, as hosts are named by it" .Release.Name) -}}
 {{- end -}}
-{{- /* The operator tries to make a Service of that name, and says nowhere that the API refuses it. */ -}}
+{{- /* The operator creates a Service of that name, and does not report it if the API refuses. */ -}}
 {{- if not (regexMatch "^[a-z]" .Release.Name) -}}
   {{- fail (printf "the release name %q begins with a digit; begin it with a letter, as a Service is named by it" .Release.Name) -}}
 {{- end -}}

@@ -48,7 +48,7 @@ cluster-autoscaler.kubernetes.io/safe-to-evict: "false"
 sidecar.istio.io/inject: "false"
 {{- end -}}
 
-{{/* Volumes of both kinds of pod: our files, and room to write beside the read-only image. */}}
+{{/* Volumes of both kinds of pod: our files, and a writable folder beside the read-only image. */}}
 {{- define "train.pod.volumes" -}}
 - name: maskfleet
   projected:
@@ -81,7 +81,7 @@ sidecar.istio.io/inject: "false"
 {{- concat (list "python3" "-I" "/etc/maskfleet/pod.py") . | toJson -}}
 {{- end -}}
 
-{{/* Nodes that are not Spot, whether Karpenter or a node group made them; labels that are missing do not exclude. */}}
+{{/* Nodes that are not Spot, from Karpenter or a node group; a missing label does not exclude a node. */}}
 {{- define "train.on-demand" -}}
 - key: karpenter.sh/capacity-type
   operator: NotIn

@@ -1,7 +1,7 @@
-"""Why jobs on Kubernetes wait or fail: how each cause shows in the API, what it means, what to do next.
+"""Why jobs on Kubernetes wait or fail: the pattern of each cause in the API, what it means, what to do next.
 
-What the ranks themselves say is in launch/causes.py. Each line that a pattern is held against reads `object reason:
-message`; in each group a named reason stands before a vague one.
+Causes that show in the logs of the ranks are in launch/causes.py. Each pattern is matched against lines of the form
+`object reason: message`; in each group a specific reason comes before a vague one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REFUSED = (
     cause(
         "quota",
         r"exceeded quota|forbidden: .*quota",
-        "The namespace's quota leaves no room for the pods.",
+        "The namespace's quota is too small for the pods.",
         "wait for other jobs, take fewer nodes, or ask for more: `kubectl describe resourcequota`",
     ),
     cause(
@@ -31,13 +31,13 @@ REFUSED = (
         "admission",
         r"admission webhook .* denied|(?:pods|jobs)\S* .*is forbidden|created failed:",
         "The cluster refuses to create the pods.",
-        "the words below name who refused and why; change the value, or ask who runs the cluster",
+        "the message below names who refused and why; change the value, or ask the cluster's administrator",
     ),
     cause(
         "invalid job",
         r"ValidationError|Found validation errors",
         "The MPI operator refuses the job as invalid.",
-        "the words below name the field; chart and operator may not fit each other (mpi-operator 0.6 or newer)",
+        "the message below names the field; chart and operator may be incompatible (mpi-operator 0.6 or newer)",
     ),
     cause(
         "name taken",
@@ -58,13 +58,13 @@ VOLUME = (
         "volume mount",
         r"FailedMount|FailedAttachVolume|MountVolume\.\w+ failed|Unable to attach or mount",
         "A volume cannot be mounted.",
-        "check that its CSI driver runs, and that nodes reach the file system (ports: EFS 2049; FSx 988, 1018-1023)",
+        "check that its CSI driver runs and nodes can reach the file system (ports: EFS 2049; FSx 988, 1018-1023)",
     ),
     cause(
         "volume zone",
         r"volume node affinity conflict",
-        "The volume is in another zone than the nodes that would fit.",
-        "use nodes of the file system's zone, or a file system that reaches all zones, such as EFS",
+        "The volume is in another zone than the nodes that fit.",
+        "use nodes of the file system's zone, or a file system available in all zones, such as EFS",
     ),
 )
 
@@ -72,13 +72,13 @@ CAPACITY = (
     cause(
         "no capacity",
         r"InsufficientCapacityError|InsufficientInstanceCapacity|UnfulfillableCapacity|insufficient capacity",
-        "AWS has no such machine free in these zones now.",
+        "AWS has no capacity for this instance type in these zones now.",
         "wait, allow more zones or another --instance, or reserve capacity",
     ),
     cause(
         "account limit",
         r"VcpuLimitExceeded|MaxSpotInstanceCountExceeded|InstanceLimitExceeded",
-        "The AWS account may not run so many machines of this kind.",
+        "The AWS account's limit for instances of this type is reached.",
         "ask AWS to raise the quota in Service Quotas",
     ),
     cause(
@@ -90,35 +90,35 @@ CAPACITY = (
     cause(
         "no node pool",
         r"Failed to schedule pod, (?:incompatible|no instance type|did not tolerate|no nodepool)",
-        "No node pool makes nodes that fit these pods.",
+        "No node pool provisions nodes that fit these pods.",
         "check --instance against the pools of deploy/helm/gpu-nodes; types with EFA are in one zone only",
     ),
     cause(
         "waits for a node",
         r"should schedule on|Nominated|TriggeredScaleUp|pod triggered scale-up",
-        "A node is being made for it; that takes some minutes.",
+        "A node is being provisioned; that takes a few minutes.",
         "wait; `kubectl get nodeclaims` shows the node",
     ),
 )
 
-NO_ROOM = (
+NO_NODE = (
     cause(
         "no gpu node",
         r"Insufficient nvidia\.com/gpu",
-        "No node has so many GPUs free.",
+        "No node has enough free GPUs.",
         "wait for Karpenter or another job; check --instance, and that the NVIDIA device plugin runs on GPU nodes",
     ),
     cause(
         "no efa node",
         r"Insufficient vpc\.amazonaws\.com/efa",
-        "No node has so many EFA devices free.",
+        "No node has enough free EFA devices.",
         "check that the EFA device plugin runs and the instance type has EFA, or set launch.efa=false",
     ),
     cause(
         "no node",
         r"FailedScheduling|Unschedulable|nodes are available",
         "No node fits the pods.",
-        "the words below say what each node lacks: CPU, memory, a label or a zone",
+        "the message below says what each node lacks: CPU, memory, a label or a zone",
     ),
 )
 
@@ -132,26 +132,26 @@ NODE = (
     cause(
         "node lost",
         r"NodeLost|NodeNotReady|DeletionByTaintManager|TaintManagerEviction|node is shutting down|NodeShutdown",
-        "A node went away or stopped answering.",
+        "A node was removed or stopped responding.",
         "see `kubectl get nodes`; the job starts again from its last checkpoint while retries are left",
     ),
     cause(
         "worker silent",
         r"[Ll]iveness probe failed|failed liveness probe|wait-for-workers ended",
-        "A worker did not answer, and the launcher gave the attempt up.",
-        "see that worker in `maskfleet status`: its node may be gone, or out of memory; the next attempt waits for it",
+        "A worker did not respond, and the launcher gave up the attempt.",
+        "see that worker in `maskfleet status`: its node may be lost or out of memory; the next attempt waits for it",
     ),
     cause(
         "evicted",
         r"\bEvicted\b|EvictionByEvictionAPI|[Ee]victed",
         "A pod was evicted from its node, most often because memory or disk ran short there.",
-        "cancel and launch the same name again, which goes on from its last checkpoint; the operator replaces a worker "
-        "that failed only after its pod was deleted",
+        "cancel and launch the same name again, which resumes from its last checkpoint; the operator replaces a worker "
+        "that failed only after its pod is deleted",
     ),
     cause(
         "preempted",
         r"PreemptionByScheduler|Preempted",
-        "A pod had to make room for one of higher priority.",
+        "A pod was preempted by one of higher priority.",
         "wait, or give the job a priority class",
     ),
 )
@@ -167,7 +167,7 @@ CONTAINER = (
         "container config",
         r"CreateContainerConfigError|(?:secret|configmap) \"[^\"]+\" not found",
         "Something that the container needs is missing: a Secret, a ConfigMap or a key in one.",
-        "the words below name it; `helm get manifest RELEASE` shows what was installed",
+        "the message below names it; `helm get manifest RELEASE` shows what was installed",
     ),
     cause(
         "container start",
@@ -181,7 +181,7 @@ ENDED = (
     cause(
         "deadline",
         r"DeadlineExceeded",
-        "The job took longer than it may.",
-        "raise max_run_s of the chart; launching the same name again goes on from the last checkpoint",
+        "The job exceeded its deadline.",
+        "raise max_run_s of the chart; launching the same name again resumes from the last checkpoint",
     ),
 )

@@ -1,44 +1,54 @@
-"""Is a Kubernetes cluster fit to train? What a launch would be refused for, and what would keep it waiting."""
+"""Can a Kubernetes cluster train? Checks what a launch requires, and what would keep it pending."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 
 from maskfleet.config.launch import EksLaunch
 from maskfleet.errors import LaunchError
-from maskfleet.launch.eks.preflight import checks
-from maskfleet.launch.local.doctor import Verdict
-from maskfleet.launch.slots import slots_for
-from maskfleet.launch.ssh.doctor import Finding
+from maskfleet.launch.eks.mpijob import with_instance_facts
+from maskfleet.launch.eks.status import MPI
+from maskfleet.launch.findings import Finding, Verdict
 from maskfleet.system.kube.client import ApiError, Json, Kube
 
 GPU = "nvidia.com/gpu"
 TYPE = "node.kubernetes.io/instance-type"
-PLACE = "cluster"
+CLUSTER = "cluster"
+STALE_S = 120.0  # a running operator renews its lease every few seconds
+_FIND_OPERATOR = "see `kubectl get deploy -A | grep mpi-operator`; deploy/helm/mpi-operator installs it"
+PERMISSIONS = (
+    ("create", "kubeflow.org", "mpijobs", ""),
+    ("create", "", "configmaps", ""),
+    ("create", "", "secrets", ""),  # helm stores its records there
+    ("list", "", "secrets", ""),
+    ("list", "", "pods", ""),
+    ("get", "", "pods", "log"),
+)
 _UNITS = {"k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 def examine_eks(launch: EksLaunch, *, which: Callable[[str], str | None] = shutil.which) -> list[Finding]:
-    """Look at the cluster that `launch` would use, without making anything in it."""
-    settled, slots = slots_for(launch)
-    assert isinstance(settled, EksLaunch)
+    """Check the cluster that `launch` would use, without creating anything in it."""
+    settled = with_instance_facts(launch)
     findings = [_helm(which("helm"))]
     with Kube(context=launch.context, namespace=launch.namespace) as kube:
         try:
             version = kube.get("/api/v1/namespaces", limit=1)
         except LaunchError as error:
-            return [*findings, Finding(PLACE, "API", Verdict.FAIL, error.what, error.remedy)]
+            return [*findings, Finding(CLUSTER, "API", Verdict.FAIL, error.what, error.remedy)]
         assert version is not None
-        findings.append(Finding(PLACE, "API", Verdict.OK, "answers"))
+        findings.append(Finding(CLUSTER, "API", Verdict.OK, "answers"))
         for check in checks(kube, settled):
             verdict = Verdict.FAIL if check.lack else Verdict.WARN if check.is_doubtful else Verdict.OK
-            findings.append(Finding(PLACE, check.name, verdict, check.found, check.remedy))
+            findings.append(Finding(CLUSTER, check.name, verdict, check.found, check.remedy))
         findings.append(_nodes(kube, settled))
         if settled.gpus:
             findings.append(_device_plugin(kube))
-            findings.append(_quota(kube, settled.gpus * len(slots)))
+            findings.append(_quota(kube, settled.gpus * settled.nodes))
     return findings
 
 
@@ -49,23 +59,23 @@ def _helm(found: str | None) -> Finding:
 
 
 def _nodes(kube: Kube, launch: EksLaunch) -> Finding:
-    """Whether there are nodes of the instance type, or something that makes them."""
+    """Whether there are nodes of the instance type, or a Karpenter pool that provisions them."""
     name = f"nodes {launch.instance}"
     nodes = _visible(kube, "/api/v1/nodes")
     if nodes is None:
-        return Finding(PLACE, name, Verdict.WARN, "may not be looked at", "ask for the right to list nodes")
+        return Finding(CLUSTER, name, Verdict.WARN, "not permitted to list them", "ask for permission to list nodes")
     there = [one for one in nodes if one["metadata"].get("labels", {}).get(TYPE) == launch.instance]
     pools = [one["metadata"]["name"] for one in _visible(kube, "/apis/karpenter.sh/v1/nodepools") or []
              if _makes(one, launch.instance)]  # fmt: skip
     if pools:
-        return Finding(PLACE, name, Verdict.OK, f"{len(there)} now; pool {', '.join(sorted(pools))} makes more")
+        return Finding(CLUSTER, name, Verdict.OK, f"{len(there)} now; pool {', '.join(sorted(pools))} provisions more")
     if len(there) >= launch.nodes:
-        return Finding(PLACE, name, Verdict.OK, f"{len(there)} now")
+        return Finding(CLUSTER, name, Verdict.OK, f"{len(there)} now")
     return Finding(
-        PLACE,
+        CLUSTER,
         name,
         Verdict.WARN,
-        f"{len(there)} of {launch.nodes}, and no Karpenter pool makes them",
+        f"{len(there)} of {launch.nodes}, and no Karpenter pool provisions them",
         "add the type to a pool of deploy/helm/gpu-nodes, or take another --instance; other autoscalers are not seen",
     )
 
@@ -79,29 +89,29 @@ def _makes(pool: Json, instance: str) -> bool:
 def _device_plugin(kube: Kube) -> Finding:
     daemons = _visible(kube, "/apis/apps/v1/daemonsets")
     if daemons is None:
-        return Finding(PLACE, "NVIDIA device plugin", Verdict.WARN, "may not be looked at")
+        return Finding(CLUSTER, "NVIDIA device plugin", Verdict.WARN, "not permitted to list DaemonSets")
     found = [one["metadata"]["name"] for one in daemons if "nvidia" in one["metadata"]["name"]]
     if found:
-        return Finding(PLACE, "NVIDIA device plugin", Verdict.OK, ", ".join(sorted(found)))
+        return Finding(CLUSTER, "NVIDIA device plugin", Verdict.OK, ", ".join(sorted(found)))
     nodes = _visible(kube, "/api/v1/nodes") or []
     if any(one.get("status", {}).get("allocatable", {}).get(GPU, "0") != "0" for one in nodes):
-        return Finding(PLACE, "NVIDIA device plugin", Verdict.OK, "nodes offer GPUs")
+        return Finding(CLUSTER, "NVIDIA device plugin", Verdict.OK, "nodes offer GPUs")
     remedy = "install it, which `maskfleet infra up eks` does (docs/run-anywhere/eks/addons.md)"
-    return Finding(PLACE, "NVIDIA device plugin", Verdict.FAIL, "no DaemonSet, and no node offers GPUs", remedy)
+    return Finding(CLUSTER, "NVIDIA device plugin", Verdict.FAIL, "no DaemonSet, and no node offers GPUs", remedy)
 
 
 def _quota(kube: Kube, wanted: int) -> Finding:
-    """Whether the namespace's quotas leave room for so many GPUs."""
+    """Whether the namespace's quotas allow `wanted` more GPUs."""
     for quota in _visible(kube, kube.of_namespace("resourcequotas")) or []:
         hard, used = quota.get("status", {}).get("hard", {}), quota.get("status", {}).get("used", {})
         key = f"requests.{GPU}"
         if key in hard:
-            room = amount(hard[key]) - amount(used.get(key, "0"))
+            free = amount(hard[key]) - amount(used.get(key, "0"))
             found = f"{quota['metadata']['name']}: {used.get(key, 0)} of {hard[key]} GPUs used, {wanted} wanted"
-            if room < wanted:
-                return Finding(PLACE, "quota", Verdict.FAIL, found, "wait, take fewer nodes, or raise the quota")
-            return Finding(PLACE, "quota", Verdict.OK, found)
-    return Finding(PLACE, "quota", Verdict.OK, "none on GPUs")
+            if free < wanted:
+                return Finding(CLUSTER, "quota", Verdict.FAIL, found, "wait, take fewer nodes, or raise the quota")
+            return Finding(CLUSTER, "quota", Verdict.OK, found)
+    return Finding(CLUSTER, "quota", Verdict.OK, "none on GPUs")
 
 
 def amount(text: str) -> Decimal:
@@ -114,7 +124,7 @@ def amount(text: str) -> Decimal:
 
 
 def _visible(kube: Kube, path: str) -> list[Json] | None:
-    """All objects of a list; None where they may not be listed, nothing where there is no such kind."""
+    """All objects of a list; None without permission to list them, empty if the kind does not exist."""
     try:
         return kube.items(path)
     except ApiError as error:
@@ -123,3 +133,147 @@ def _visible(kube: Kube, path: str) -> list[Json] | None:
         if error.status == 403:
             return None
         raise
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One requirement of a launch; `lack` says what is wrong, and is empty if it is met."""
+
+    name: str
+    found: str
+    lack: str = ""
+    remedy: str = ""
+    is_doubtful: bool = False  # no reason to refuse a launch, but worth a warning
+
+
+def checks(kube: Kube, launch: EksLaunch) -> Iterator[Check]:
+    """All requirements of a launch, in the order in which they depend on each other."""
+    yield _namespace(kube)
+    yield _kind(kube)
+    yield _operator(kube)
+    yield _permissions(kube)
+    for name in sorted({launch.shared_claim, launch.data_claim or launch.shared_claim}):
+        yield _claim(kube, name)
+
+
+def refuse_unfit(kube: Kube, launch: EksLaunch) -> None:
+    """Raise for the first requirement that is not met."""
+    for check in checks(kube, launch):
+        if check.lack:
+            raise LaunchError(check.lack, remedy=check.remedy)
+
+
+def _namespace(kube: Kube) -> Check:
+    try:
+        found = kube.get(f"/api/v1/namespaces/{kube.namespace}")
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        return Check("namespace", f"{kube.namespace}, not permitted to read it")
+    if found is None:
+        return Check(
+            "namespace",
+            "missing",
+            f"the cluster has no namespace {kube.namespace}",
+            f"`maskfleet infra up eks` makes it, or kubectl create namespace {kube.namespace}",
+        )
+    return Check("namespace", kube.namespace)
+
+
+def _kind(kube: Kube) -> Check:
+    served = kube.get(f"/apis/{MPI}")
+    if served is None or not any(one["name"] == "mpijobs" for one in served.get("resources", [])):
+        return Check(
+            "MPIJob",
+            "missing",
+            "the cluster has no MPIJob resource: the MPI operator is not installed",
+            "install deploy/helm/mpi-operator, which `maskfleet infra up eks` does",
+        )
+    return Check("MPIJob", MPI)
+
+
+def _operator(kube: Kube) -> Check:
+    """Its lease shows whether it runs, wherever it is installed; a missing lease is no reason to refuse."""
+    try:
+        leases = kube.items("/apis/coordination.k8s.io/v1/leases", fieldSelector="metadata.name=mpi-operator")
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        return Check("MPI operator", "not permitted to list leases")
+    ages = [_silence_s(lease) for lease in leases]
+    if not ages:
+        return Check("MPI operator", "has no lease, but may run all the same", remedy=_FIND_OPERATOR, is_doubtful=True)
+    if min(ages) > STALE_S:
+        last = f" for {min(ages):.0f} s"
+        return Check(
+            "MPI operator",
+            f"lease not renewed{last}",
+            f"the MPI operator does not run: lease not renewed{last}",
+            _FIND_OPERATOR,
+        )
+    return Check("MPI operator", f"runs, lease renewed {max(0.0, min(ages)):.0f} s ago")
+
+
+def _silence_s(lease: Json) -> float:
+    renewed = str(lease.get("spec", {}).get("renewTime") or "1970-01-01T00:00:00Z").replace("Z", "+00:00")
+    return (datetime.now(UTC) - datetime.fromisoformat(renewed)).total_seconds()
+
+
+def _permissions(kube: Kube) -> Check:
+    lacking = [f"{verb} {kind}{f'/{part}' if part else ''}" for verb, group, kind, part in PERMISSIONS
+               if not is_permitted(kube, verb, group, kind, part)]  # fmt: skip
+    if lacking:
+        return Check(
+            "rights",
+            f"lacks {', '.join(lacking)}",
+            f"you may not {', '.join(lacking)} in namespace {kube.namespace}",
+            "ask the cluster's administrator for these permissions (docs/run-anywhere/eks/index.md lists all)",
+        )
+    return Check("rights", "all that a launch needs")
+
+
+def is_permitted(kube: Kube, verb: str, group: str, kind: str, part: str = "") -> bool:
+    """Whether the user may do this in the namespace."""
+    asked = {"namespace": kube.namespace, "verb": verb, "group": group, "resource": kind, "subresource": part}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {name: value for name, value in asked.items() if value}},
+    }
+    answer = kube.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+    return bool(answer.get("status", {}).get("allowed"))
+
+
+def _claim(kube: Kube, name: str) -> Check:
+    claim = kube.get(kube.of_namespace("persistentvolumeclaims", name))
+    what = f"volume claim {name}"
+    if claim is None:
+        return Check(
+            what,
+            "missing",
+            f"namespace {kube.namespace} has no {what}",
+            "install deploy/helm/storage, which `maskfleet infra up eks` does, or name another launch.shared_claim",
+        )
+    phase = claim.get("status", {}).get("phase", "Pending")
+    if phase == "Bound" or (phase == "Pending" and _binds_late(kube, claim)):
+        return Check(what, phase)
+    return Check(
+        what,
+        phase,
+        f"{what} is {phase}, not bound to a volume",
+        f"see `kubectl -n {kube.namespace} describe pvc {name}`; its volume may be missing or of another class",
+    )
+
+
+def _binds_late(kube: Kube, claim: Json) -> bool:
+    """Whether its storage class binds volumes only for the first pod."""
+    name = claim.get("spec", {}).get("storageClassName")
+    if not name:
+        return False
+    try:
+        found = kube.get(f"/apis/storage.k8s.io/v1/storageclasses/{name}")
+    except ApiError as error:
+        if error.status == 403:
+            return False
+        raise
+    return found is not None and found.get("volumeBindingMode") == "WaitForFirstConsumer"

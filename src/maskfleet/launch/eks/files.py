@@ -1,4 +1,4 @@
-"""The shared volume of a job on Kubernetes, seen through a small pod that is gone afterwards."""
+"""The shared volume of a job on Kubernetes, accessed through a small pod that is deleted afterwards."""
 
 from __future__ import annotations
 
@@ -9,58 +9,74 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from maskfleet.errors import LaunchError
-from maskfleet.launch.eks.reason import reason_of
-from maskfleet.launch.eks.release import Place, place_of, record_of
-from maskfleet.launch.eks.status import Snapshot
+from maskfleet.errors import ConfigError, LaunchError
+from maskfleet.launch.eks.explain import reason_of
+from maskfleet.launch.eks.handle import launch_of
+from maskfleet.launch.eks.release import RunStorage, record_of, storage_of
+from maskfleet.launch.eks.status import JobSnapshot
 from maskfleet.launch.files.agent import RefusedError, parts_of
-from maskfleet.launch.files.transfer import AGENT, Stream, Volume
+from maskfleet.launch.files.transfer import AGENT, Report, RunFiles, Stream, Volume, ignore
+from maskfleet.launch.job import JobHandle
 from maskfleet.system.kube.client import ApiError, Json, Kube
 from maskfleet.system.kube.exec import process_in
 from maskfleet.system.signals import interrupt_on_signals
 
 START_S = 600.0  # a training image of many GB may have to be pulled first
 POLL_S = 1.0
-IDLE_S = 120  # that long the pod waits for another question if whoever made it was killed
+IDLE_S = 120  # how long the pod waits for a request if the process that created it was killed
 LIFE_S = 6 * 3600
 CONTAINER = "files"
-STARTING = ("ContainerCreating", "PodInitializing", "ErrImagePull", None)  # ErrImagePull may be a passing one
+STARTING = ("ContainerCreating", "PodInitializing", "ErrImagePull", None)  # ErrImagePull may be transient
+
+
+@contextlib.contextmanager
+def run_files(handle: JobHandle, *, writable: bool, is_file: bool, report: Report) -> Iterator[RunFiles]:
+    """What `handle`, RELEASE or RELEASE/PATH, refers to."""
+    launch = launch_of(handle)
+    release, slash, path = handle.path.partition("/")
+    if is_file and not slash:
+        raise ConfigError(f"{handle} names a run, not a file in it", remedy=f"write {handle}/PATH")
+    with (
+        Kube(context=launch.context, namespace=launch.namespace) as kube,
+        volume_of(kube, release, path, writable=writable, report=report) as volume,
+    ):
+        yield RunFiles(volume, kube.run)
 
 
 @contextlib.contextmanager
 def volume_of(
-    kube: Kube, release: str, path: str, *, writable: bool = False, told: Callable[[str], None] = lambda text: None
+    kube: Kube, release: str, path: str, *, writable: bool = False, report: Report = ignore
 ) -> Iterator[Volume]:
     """The volume of `release` at `path`: below the run's folder, or below the volume's root if it begins with `/`."""
-    place = place_of(record_of(kube, release), release)
-    below = path.lstrip("/") if path.startswith("/") else f"{place.folder}/{path}".rstrip("/")
-    _refuse_way_out(below)
+    storage = storage_of(record_of(kube, release), release)
+    below = path.lstrip("/") if path.startswith("/") else f"{storage.folder}/{path}".rstrip("/")
+    _refuse_escape(below)
     name = f"{release}-files-{secrets.token_hex(3)}"
     pod_path = kube.of_namespace("pods", name)
     with interrupt_on_signals():
-        kube.create(kube.of_namespace("pods"), pod_for(name, release, place, writable=writable))
+        kube.create(kube.of_namespace("pods"), pod_for(name, release, storage, writable=writable))
         try:
-            told(f"starting pod {name}")
-            _await_start(kube, release, name, told=told)
+            report(f"starting pod {name}")
+            _wait_for_start(kube, release, name, report=report)
 
             def opener() -> AbstractAsyncContextManager[Stream]:
                 return process_in(kube, name, CONTAINER, ("python3", *AGENT))
 
-            yield Volume(opener, {"root": place.mount, "path": below})
+            yield Volume(opener, {"root": storage.mount, "path": below})
         finally:
             kube.delete(pod_path, grace_s=0)
 
 
-def _refuse_way_out(path: str) -> None:
-    """What the agent would refuse needs no pod to be refused."""
+def _refuse_escape(path: str) -> None:
+    """Refuse a path that the agent would refuse, before a pod is created."""
     try:
         parts_of(path)
     except RefusedError as error:
         raise LaunchError(str(error), remedy="see what is there with `maskfleet ls`") from error
 
 
-def pod_for(name: str, release: str, place: Place, *, writable: bool) -> Json:
-    """A pod that does nothing but hold the volume, without any right in the cluster or on its node."""
+def pod_for(name: str, release: str, storage: RunStorage, *, writable: bool) -> Json:
+    """A pod that only mounts the volume, without permissions in the cluster or on its node."""
     labels = {
         "app.kubernetes.io/name": "maskfleet-files",
         "app.kubernetes.io/instance": release,
@@ -72,7 +88,7 @@ def pod_for(name: str, release: str, place: Place, *, writable: bool) -> Json:
     safe["seccompProfile"] = {"type": "RuntimeDefault"}
     container = {
         "name": CONTAINER,
-        "image": place.image,
+        "image": storage.image,
         "command": ["python3", *AGENT, "wait", str(IDLE_S)],
         "securityContext": {
             **safe,
@@ -85,7 +101,7 @@ def pod_for(name: str, release: str, place: Place, *, writable: bool) -> Json:
             "requests": {"cpu": "100m", "memory": "128Mi"},
             "limits": {"cpu": "1", "memory": "512Mi"},
         },
-        "volumeMounts": [{"name": "shared", "mountPath": place.mount, "readOnly": not writable}],
+        "volumeMounts": [{"name": "shared", "mountPath": storage.mount, "readOnly": not writable}],
     }
     return {
         "apiVersion": "v1",
@@ -98,28 +114,28 @@ def pod_for(name: str, release: str, place: Place, *, writable: bool) -> Json:
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": safe,
-            "imagePullSecrets": [{"name": secret} for secret in place.pull_secrets],
+            "imagePullSecrets": [{"name": secret} for secret in storage.pull_secrets],
             "containers": [container],
-            "volumes": [{"name": "shared", "persistentVolumeClaim": {"claimName": place.claim}}],
+            "volumes": [{"name": "shared", "persistentVolumeClaim": {"claimName": storage.claim}}],
         },
     }
 
 
-def _await_start(
+def _wait_for_start(
     kube: Kube,
     release: str,
     name: str,
     *,
-    told: Callable[[str], None],
+    report: Report,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Until the pod runs; what keeps it from that for good is an error at once."""
+    """Wait until the pod runs; raise at once if it never will."""
     deadline, said = clock() + START_S, ""
     while True:
         pod = kube.get(kube.of_namespace("pods", name))
         if pod is None:
-            raise LaunchError(f"pod {name} was deleted by somebody else", remedy="try again")
+            raise LaunchError(f"pod {name} was deleted by someone else", remedy="try again")
         status = pod.get("status", {})
         if status.get("phase") == "Running":
             return
@@ -129,7 +145,7 @@ def _await_start(
             raise _stuck(kube, release, pod)
         words = _waits_for(status)
         if words not in ("", said):
-            told(f"{name} waits: {words}")
+            report(f"{name} waits: {words}")
             said = words
         if clock() > deadline:
             raise _stuck(kube, release, pod)
@@ -137,7 +153,7 @@ def _await_start(
 
 
 def _waits_for(status: Json) -> str:
-    """What the scheduler, or the container's state, says of a pod that does not run yet."""
+    """What the scheduler or the container's state says about a pod that does not run yet."""
     waiting = [one.get("state", {}).get("waiting", {}).get("reason") for one in status.get("containerStatuses", [])]
     unscheduled = [
         one.get("message") or one.get("reason", "")
@@ -152,8 +168,8 @@ def _stuck(kube: Kube, release: str, pod: Json) -> LaunchError:
     try:
         events = kube.items(kube.of_namespace("events"), fieldSelector=f"involvedObject.name={name}")
     except ApiError:
-        events = []  # the pod's own state says most of it
-    reason = reason_of(Snapshot(release, pods=[pod], events=events))
+        events = []  # the pod's own state tells most of it
+    reason = reason_of(JobSnapshot(release, pods=[pod], events=events))
     if reason is None:
         phase = pod.get("status", {}).get("phase")
         return LaunchError(f"pod {name}, which would read the files, is {phase}", remedy="try again")

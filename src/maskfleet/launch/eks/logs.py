@@ -1,4 +1,4 @@
-"""What the ranks of a job on Kubernetes say: the log of its launcher, over all attempts, breaks and restarts."""
+"""The log of a job on Kubernetes: that of its launcher, across attempts, lost connections and restarts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime
 
 from maskfleet.errors import LaunchError
-from maskfleet.launch.eks.reason import reason_of
+from maskfleet.launch.eks.explain import reason_of
 from maskfleet.launch.eks.status import (
     JOB_LABEL,
     LAUNCHER,
@@ -17,14 +17,14 @@ from maskfleet.launch.eks.status import (
     is_finished,
     mpijob_of,
     status_from,
-    take,
+    take_snapshot,
 )
 from maskfleet.launch.job import JobHandle, JobState
 from maskfleet.system.kube.client import ApiError, Json, Kube
 
 POLL_S = 2.0
-LOOK_S = 15.0  # between looks at a job that waits
-GIVE_UP_S = 900.0  # an API that is silent for longer is not coming back by itself
+EXPLAIN_S = 15.0  # between checks why a job waits
+GIVE_UP_S = 900.0  # after this long without an answer the API will not come back by itself
 _MPI_TAG = re.compile(r"^\[[^\],\s]*,(\d+)\]<std\w+>: ?")
 _RANK = re.compile(r"^\[rank(\d+)\]: ")
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d) ?(.*)$", re.DOTALL)
@@ -64,12 +64,12 @@ def lines_left(kube: Kube, release: str) -> list[str]:
 
 
 def _with_rank(line: str) -> str:
-    """A line with mpirun's tag in the form that all backends use."""
+    """`line` with mpirun's tag as the rank tag that all backends use."""
     return _MPI_TAG.sub(lambda match: f"[rank{match[1]}]: ", line)
 
 
 class _Reader:
-    """Reads each pod's log once, however often it has to ask."""
+    """Reads each line of each pod once, across several requests."""
 
     def __init__(self, kube: Kube, release: str) -> None:
         self.kube, self.release = kube, release
@@ -79,7 +79,7 @@ class _Reader:
         return mpijob_of(self.kube, self.release)
 
     def pods(self) -> list[Json]:
-        """Of the launcher, oldest first."""
+        """Pods of the launcher, oldest first."""
         selector = f"{JOB_LABEL}={self.release},{ROLE_LABEL}={LAUNCHER}"
         found = self.kube.items(self.kube.of_namespace("pods"), labelSelector=selector)
         return sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
@@ -89,17 +89,17 @@ class _Reader:
             yield from self.read(pod)
 
     def read(self, pod: Json, *, follow: bool = False) -> Iterator[str]:
-        """New lines of `pod`; a container that was started again in the same pod has an earlier log, too."""
+        """New lines of `pod`; a restarted container has the log of its previous instance, too."""
         name = pod["metadata"]["name"]
         own = [one for one in pod.get("status", {}).get("containerStatuses", []) if one["name"] == LAUNCHER]
-        again = int(own[0].get("restartCount", 0)) if own else 0
-        if again and f"{name}/{again - 1}" not in self._last:
-            yield from self._stream(name, f"{name}/{again - 1}", previous="true")
-        yield from self._stream(name, f"{name}/{again}", **({"follow": "true"} if follow else {}))
+        restarts = int(own[0].get("restartCount", 0)) if own else 0
+        if restarts and f"{name}/{restarts - 1}" not in self._last:
+            yield from self._stream(name, f"{name}/{restarts - 1}", previous="true")
+        yield from self._stream(name, f"{name}/{restarts}", **({"follow": "true"} if follow else {}))
 
     def _stream(self, name: str, key: str, **params: str) -> Iterator[str]:
         last, equal = self._last.get(key, ("", 0))
-        # The API knows whole seconds only: lines of the last one come again and are left out here.
+        # sinceTime has whole seconds only: lines of the last second come again and are skipped here.
         since = {"sinceTime": f"{last[:19]}Z"} if last else {}
         path = self.kube.of_namespace("pods", name, "log")
         passed = 0
@@ -118,21 +118,21 @@ class _Reader:
                 self._last[key] = (last, equal)
                 yield text
         except ApiError as error:
-            if error.status not in (400, 404):  # it has not started yet, or is gone by now
+            if error.status not in (400, 404):  # it has not started yet, or was deleted
                 raise
 
 
 class _Follower:
-    """Goes on until the job is over: over attempts of the launcher, restarts of the API and lost connections."""
+    """Follows a job until it is over, across attempts of the launcher, API restarts and lost connections."""
 
     def __init__(self, reader: _Reader, sleep: Callable[[float], None], clock: Callable[[], float]) -> None:
         self._reader, self._sleep, self._clock = reader, sleep, clock
-        self._begun: list[str] = []  # pods of the launcher that were seen
-        self._complete: set[str] = set()  # of them those whose log was read to its end
+        self._seen: list[str] = []  # pods of the launcher
+        self._complete: set[str] = set()  # those whose log was read to its end
         self._unreadable: set[str] = set()
-        self._met = False  # whether the cluster has ever answered
+        self._connected = False  # whether the API has ever answered
         self._silent_since: float | None = None
-        self._told, self._told_at = "", -LOOK_S
+        self._last_explanation, self._explained_at = "", -EXPLAIN_S
 
     def lines(self) -> Iterator[str]:
         is_over = False
@@ -140,33 +140,33 @@ class _Follower:
             try:
                 is_over = yield from self._round()
             except ApiError as error:
-                if not self._met or (error.status not in (0, 429) and error.status < 500):
+                if not self._connected or (error.status not in (0, 429) and error.status < 500):
                     raise
-                yield from self._bear(error)
+                yield from self._tolerate(error)
             if not is_over:
                 self._sleep(POLL_S)
 
-    def _bear(self, error: ApiError) -> Iterator[str]:
-        """Say once that the cluster is silent; after long enough it is an error."""
+    def _tolerate(self, error: ApiError) -> Iterator[str]:
+        """Report once that the API does not answer; raise after GIVE_UP_S."""
         now = self._clock()
         if self._silent_since is None:
             self._silent_since = now
-            yield f"[launch]: {error.what}; the job goes on, and so does this when the cluster answers again"
+            yield f"[launch]: {error.what}; the job continues, and so will this log when the cluster answers again"
         elif now - self._silent_since > GIVE_UP_S:
             raise error
 
     def _round(self) -> Generator[str, None, bool]:
-        """Read what there is to read; the answer is whether the job is over."""
-        job = self._reader.mpijob()  # before the logs: what is said until it is over is read
+        """Read all new lines; returns whether the job is over."""
+        job = self._reader.mpijob()  # read before the logs, so that no line before the end is missed
         pods = self._reader.pods()
-        self._met = True
+        self._connected = True
         if self._silent_since is not None:
             self._silent_since = None
             yield "[launch]: the cluster answers again"
         finished = job is not None and is_finished(job)
-        for name in set(self._begun) - self._complete - {pod["metadata"]["name"] for pod in pods}:
+        for name in set(self._seen) - self._complete - {pod["metadata"]["name"] for pod in pods}:
             self._complete.add(name)
-            yield f"[launch]: pod {name} of the launcher is gone"
+            yield f"[launch]: pod {name} of the launcher was deleted"
         for pod in pods:
             if pod["metadata"]["name"] not in self._complete:
                 yield from self._pod(pod, finished=finished)
@@ -177,10 +177,10 @@ class _Follower:
 
     def _pod(self, pod: Json, *, finished: bool) -> Iterator[str]:
         name, end = pod["metadata"]["name"], ended(pod)
-        if name not in self._begun:
-            self._begun.append(name)
-            if len(self._begun) > 1:
-                yield f"[launch]: attempt {len(self._begun)} of the launcher, pod {name}"
+        if name not in self._seen:
+            self._seen.append(name)
+            if len(self._seen) > 1:
+                yield f"[launch]: attempt {len(self._seen)} of the launcher, pod {name}"
         if end is None and pod["status"].get("phase") != "Running":
             return
         try:
@@ -188,7 +188,7 @@ class _Follower:
         except ApiError as error:
             if error.status < 500:
                 raise
-            if name not in self._unreadable:  # the API answers, but the pod's node does not
+            if name not in self._unreadable:  # the API responds, but the pod's node does not
                 self._unreadable.add(name)
                 yield f"[launch]: the log of pod {name} cannot be read: {error.what}"
         if end is not None or finished:
@@ -198,22 +198,22 @@ class _Follower:
             yield f"[launch]: the launcher in pod {name} ended {why}"
 
     def _waiting(self) -> Iterator[str]:
-        """Now and then: why nothing happens, if that is news."""
-        if self._clock() - self._told_at < LOOK_S:
+        """Say why the job waits, at most every EXPLAIN_S and only if that has changed."""
+        if self._clock() - self._explained_at < EXPLAIN_S:
             return
-        self._told_at = self._clock()
-        shot = take(self._reader.kube, self._reader.release, with_tail=False)
-        status, reason = status_from(shot), reason_of(shot)
-        told = f"{status.state}: {status.detail}" if status.detail else str(status.state)
+        self._explained_at = self._clock()
+        snapshot = take_snapshot(self._reader.kube, self._reader.release, with_tail=False)
+        status, reason = status_from(snapshot), reason_of(snapshot)
+        text = f"{status.state}: {status.detail}" if status.detail else str(status.state)
         if reason is not None:
-            told += f" ({reason.name}: {reason.meaning})"
-        if told != self._told:
-            self._told = told
-            yield f"[launch]: {told}"
+            text += f" ({reason.name}: {reason.meaning})"
+        if text != self._last_explanation:
+            self._last_explanation = text
+            yield f"[launch]: {text}"
 
 
 def split_stamp(line: str) -> tuple[str, str]:
-    """(time of a line so that later is larger, in UTC with nine digits; the line itself)."""
+    """(time stamp in UTC with nine decimals, which sorts by time; the line without it)."""
     match = _STAMP.match(line)
     if match is None:
         return "", line
@@ -224,13 +224,13 @@ def split_stamp(line: str) -> tuple[str, str]:
 
 
 def _silence(kube: Kube, handle: JobHandle) -> Iterator[str]:
-    """Why there is no line at all."""
-    status = status_from(take(kube, handle.path, with_tail=False))
+    """Say why there is no line at all, or raise if there will be none."""
+    status = status_from(take_snapshot(kube, handle.path, with_tail=False))
     if status.state is JobState.UNKNOWN:
         raise LaunchError(status.detail, remedy="check the handle, its namespace and its context")
     if status.state.is_final:
         raise LaunchError(
-            f"the pods of {handle} are gone, and their log with them",
+            f"the pods of {handle} are deleted, and their logs with them",
             remedy=f"rank 0's own log is in the run's folder: maskfleet cp {handle}/log.txt .",
         )
     yield f"[launch]: {status.state}: {status.detail}"

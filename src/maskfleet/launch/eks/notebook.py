@@ -1,31 +1,35 @@
-"""`maskfleet notebook` on EKS: the chart `notebook` for one run, installed by helm and reached by a port-forward."""
+"""`maskfleet notebook` on EKS: helm installs the chart `notebook` for one run, and a port-forward connects to it."""
 
 from __future__ import annotations
 
 import base64
+import getpass
 import hashlib
 import json
 import re
 import secrets
 import ssl
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from maskfleet.errors import LaunchError
-from maskfleet.launch.eks.backend import launch_of, release_of
+from maskfleet.launch.backend import NotebookOptions
+from maskfleet.launch.eks.handle import launch_of, release_of
 from maskfleet.launch.job import JobHandle
 from maskfleet.system.deploy_files import deploy_path
 from maskfleet.system.kube.client import Kube
+from maskfleet.system.kube.port_forward import PortForward, bound_socket
 from maskfleet.system.process import Finished, Shell
 
 USER = "fleet"
 PORT = 8443
 SUFFIX = "-notebook"
-LONGEST_RELEASE = 40  # as the charts have it
+LONGEST_RELEASE = 40  # the charts enforce it
 SHORTEST_PASSWORD = 10
 BCRYPT_COST = 12
-BCRYPT_BYTES = 72  # what is longer bcrypt would not look at
+BCRYPT_BYTES = 72  # bcrypt ignores what follows
 HELM_S = 120.0
 Values = dict[str, Any]
 
@@ -33,68 +37,66 @@ _TAGGED = re.compile(r"(?P<name>.+/)?[^/:@]+:[^/:@]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
-    """Where a release is."""
+class RunRelease:
+    """The release of a run, in a namespace of a cluster."""
 
     context: str | None
     namespace: str
-    release: str
+    name: str
 
     @classmethod
-    def of(cls, handle: JobHandle) -> Cluster:
-        """What `eks://CONTEXT@NAMESPACE/RELEASE` means."""
-        if handle.on != "eks":
-            raise LaunchError(f"{handle} is not a run on EKS", remedy="give the handle that `maskfleet launch` printed")
+    def of(cls, handle: JobHandle) -> RunRelease:
+        """The release of the handle `eks://CONTEXT@NAMESPACE/RELEASE`."""
         launch = launch_of(handle)
         return cls(launch.context, launch.namespace, release_of(handle))
 
     @property
     def notebook(self) -> str:
-        """The release of the run's notebook; a long name is cut, and told apart by a checksum."""
-        room = LONGEST_RELEASE - len(SUFFIX)
-        if len(self.release) <= room:
-            return f"{self.release}{SUFFIX}"
-        checksum = hashlib.sha256(self.release.encode()).hexdigest()[:8]
-        return f"{self.release[: room - 9].rstrip('-')}-{checksum}{SUFFIX}"
+        """The release of the run's notebook; a long name is cut, and a checksum keeps it unique."""
+        longest = LONGEST_RELEASE - len(SUFFIX)
+        if len(self.name) <= longest:
+            return f"{self.name}{SUFFIX}"
+        checksum = hashlib.sha256(self.name.encode()).hexdigest()[:8]
+        return f"{self.name[: longest - 9].rstrip('-')}-{checksum}{SUFFIX}"
 
 
 class NotebookRelease:
-    """The notebook of one run, as helm knows it."""
+    """The notebook of one run as a helm release."""
 
-    def __init__(self, cluster: Cluster, *, run: Shell) -> None:
-        self.cluster, self._run = cluster, run
+    def __init__(self, release: RunRelease, *, run: Shell) -> None:
+        self.release, self._run = release, run
 
     def values(self) -> Values | None:
-        """What the notebook was installed with; None if there is none."""
-        return self._values_of(self.cluster.notebook)
+        """The values of the installed notebook; None if there is none."""
+        return self._values_of(self.release.notebook)
 
     def run_values(self) -> Values:
         """All values of the run's own release."""
-        found = self._values_of(self.cluster.release, "--all")
+        found = self._values_of(self.release.name, "--all")
         if found is None:
             raise LaunchError(
-                f"there is no release {self.cluster.release} in the namespace {self.cluster.namespace}",
+                f"there is no release {self.release.name} in the namespace {self.release.namespace}",
                 remedy="check the handle; `helm list --all` shows what is there",
             )
         return found
 
     def install(self, values: Values) -> None:
-        """Install or change it; values go in by standard input, since a command line can be read by others."""
+        """Install or change it; values go through standard input, since other users can read a command line."""
         chart = str(deploy_path("helm", "notebook"))
-        command = ["upgrade", "--install", self.cluster.notebook, chart, "--values", "-"]
+        command = ["upgrade", "--install", self.release.notebook, chart, "--values", "-"]
         done = self._helm(*command, stdin=json.dumps(values))
         if done.code != 0:
             raise LaunchError(
-                f"helm did not install {self.cluster.notebook}: {_last_words(done)}",
+                f"helm did not install {self.release.notebook}: {_error_output(done)}",
                 remedy="it names the missing value or permission; docs/run-anywhere/eks/notebook.md lists the values",
             )
 
     def stop(self) -> bool:
         """Remove it; False if there was none."""
-        done = self._helm("uninstall", self.cluster.notebook)
+        done = self._helm("uninstall", self.release.notebook)
         if done.code != 0 and "not found" not in done.err:
             raise LaunchError(
-                f"helm did not remove {self.cluster.notebook}: {_last_words(done)}", remedy="mend that, then try again"
+                f"helm did not remove {self.release.notebook}: {_error_output(done)}", remedy="fix that, then try again"
             )
         return done.code == 0
 
@@ -104,7 +106,7 @@ class NotebookRelease:
             if "not found" in done.err:
                 return None
             raise LaunchError(
-                f"helm cannot read the release {release}: {_last_words(done)}",
+                f"helm cannot read the release {release}: {_error_output(done)}",
                 remedy="see whether `helm list` works: VPN, kubeconfig (`aws eks update-kubeconfig`), AWS credentials",
             )
         values = json.loads(done.out or "null") or {}
@@ -112,24 +114,55 @@ class NotebookRelease:
         return values
 
     def _helm(self, *command: str, stdin: str = "") -> Finished:
-        place = ["--namespace", self.cluster.namespace]
-        if self.cluster.context is not None:
-            place += ["--kube-context", self.cluster.context]
-        return self._run(["helm", *command, *place], stdin, timeout_s=HELM_S)
+        cluster = ["--namespace", self.release.namespace]
+        if self.release.context is not None:
+            cluster += ["--kube-context", self.release.context]
+        return self._run(["helm", *command, *cluster], stdin, timeout_s=HELM_S)
+
+
+def serve(handle: JobHandle, options: NotebookOptions, *, run: Shell) -> None:
+    """Install the notebook of a run if needed, and forward its port until Ctrl-C."""
+    release = RunRelease.of(handle)
+    with bound_socket(options.port) as listener, Kube(context=release.context, namespace=release.namespace) as kube:
+        values = ensured(
+            NotebookRelease(release, run=run),
+            image=options.image,
+            instance=options.instance,
+            ask=_piped_password if options.password_stdin else lambda: _typed_password(options.say),
+            renew=options.new_password or options.password_stdin,
+        )
+
+        def show() -> None:
+            url = f"https://127.0.0.1:{options.port}"
+            options.show(f"{url}/lab", f"{url}/tensorboard/")
+            options.say(f"log in as {values.get('user', USER)}; Ctrl-C ends the forward,")
+            options.say(f"`maskfleet notebook {handle} --stop` the notebook")
+
+        fingerprint = certificate_fingerprint(kube, release.notebook, values)
+        if fingerprint:
+            options.say(f"the certificate is self-signed; its SHA-256 fingerprint is\n{fingerprint}")
+        forward = PortForward(
+            kube,
+            selector=f"app.kubernetes.io/name=maskfleet-notebook,app.kubernetes.io/instance={release.notebook}",
+            port=values.get("proxy", {}).get("port", PORT),
+            say=options.say,
+            on_ready=show,
+        )
+        kube.run(forward.serve(listener))
 
 
 def ensured(
-    release: NotebookRelease, *, image: str | None, instance: str | None, ask: Callable[[], str], renew: bool
+    notebook: NotebookRelease, *, image: str | None, instance: str | None, ask: Callable[[], str], renew: bool
 ) -> Values:
-    """The values of the notebook, which is installed if it is not there and changed where something else is wanted.
+    """Install the notebook if it is missing, or change what the options change; returns its values.
 
-    `ask` gives the password of a new notebook, or another one if the old is to be replaced (`renew`).
+    `ask` returns the password of a new notebook, or the one that replaces the old (`renew`).
     """
-    current = release.values()
+    current = notebook.values()
     if current is not None and not (image or instance or renew):
         return current
     if current is None:
-        wanted = values_for(release.run_values(), release.cluster.release, image=image, instance=instance)
+        wanted = values_for(notebook.run_values(), notebook.release.name, image=image, instance=instance)
     else:
         wanted = {
             **current,
@@ -138,12 +171,12 @@ def ensured(
         }
     if current is None or renew:
         wanted |= {"user": USER, "htpasswd": bcrypt_hash(checked_password(ask())), "existing_secret": ""}
-    release.install(wanted)
+    notebook.install(wanted)
     return wanted
 
 
 def values_for(run: Values, release: str, *, image: str | None, instance: str | None) -> Values:
-    """The notebook's values that follow from those of the run's release."""
+    """The values of the notebook, derived from those of the run's release."""
     folder = f"{run.get('log_dir') or 'logs'}/{run.get('run_id') or release}"
     values = {
         "image": image or notebook_image(str(run.get("image") or "")),
@@ -157,7 +190,7 @@ def values_for(run: Values, release: str, *, image: str | None, instance: str | 
     missing = [name for name in ("shared_fs", "shared_pvc") if not values[name]]
     if missing:
         raise LaunchError(
-            f"the release {release} has no value {missing[0]}, so it is no training run",
+            f"the release {release} has no value {missing[0]}, so it is not a training run",
             remedy="check the handle; `maskfleet launch` prints it",
         )
     return values
@@ -167,14 +200,14 @@ def notebook_image(image: str) -> str:
     """The notebook image that belongs to a training image: the same name, its tag with `-notebook`."""
     if not _TAGGED.fullmatch(image):
         raise LaunchError(
-            f"which notebook image belongs to {image or 'the run'} is not known",
+            f"the notebook image for {image or 'the run'} is not known",
             remedy="build deploy/docker/notebook (docs/run-anywhere/eks/notebook.md) and name it with --image",
         )
     return f"{image}{SUFFIX}"
 
 
 def certificate_fingerprint(kube: Kube, release: str, values: Values) -> str | None:
-    """SHA-256 of the certificate that helm signed itself, as browsers write it; None for any other certificate."""
+    """SHA-256 of the self-signed certificate in the form that browsers show; None for any other certificate."""
     tls = values.get("tls") or {}
     if tls.get("existing_secret") or tls.get("issuer"):
         return None
@@ -187,26 +220,45 @@ def certificate_fingerprint(kube: Kube, release: str, values: Values) -> str | N
 
 
 def checked_password(password: str) -> str:
-    """`password`, if it is fit to guard a notebook."""
+    """`password`; raises if it is too weak, too long or not printable."""
     problem = None
     if len(password) < SHORTEST_PASSWORD:
-        problem = f"the password has less than {SHORTEST_PASSWORD} characters"
+        problem = f"the password has fewer than {SHORTEST_PASSWORD} characters"
     elif len(password.encode()) > BCRYPT_BYTES:
         problem = f"the password has more than {BCRYPT_BYTES} bytes"
     elif not password.isprintable():
         problem = "the password has characters that cannot be typed into a browser"
     if problem:
-        raise LaunchError(problem, remedy="choose another, or leave it empty to have one made")
+        raise LaunchError(problem, remedy="choose another, or leave it empty to generate one")
     return password
 
 
+def _piped_password() -> str:
+    return sys.stdin.readline().rstrip("\r\n")
+
+
+def _typed_password(say: Callable[[str], None]) -> str:
+    """A password typed twice; for an empty one a random password is made and shown once."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise LaunchError("there is no terminal to ask for a password", remedy="pipe one in, with --password-stdin")
+    typed = getpass.getpass("Password for the notebook (empty: generate one): ")
+    if not typed:
+        made = random_password()
+        say(f"the password, shown only now: {made}")
+        return made
+    checked_password(typed)
+    if getpass.getpass("The same again: ") != typed:
+        raise LaunchError("the two passwords differ", remedy="try again")
+    return typed
+
+
 def random_password() -> str:
-    """A password that nobody guesses."""
+    """A random password of 20 characters."""
     return secrets.token_urlsafe(15)
 
 
 def bcrypt_hash(password: str) -> str:
-    """What is stored instead of `password`."""
+    """The bcrypt hash that is stored instead of `password`."""
     try:
         import bcrypt
     except ImportError as error:
@@ -214,6 +266,6 @@ def bcrypt_hash(password: str) -> str:
     return bcrypt.hashpw(password.encode(), bcrypt.gensalt(BCRYPT_COST)).decode()
 
 
-def _last_words(done: Finished) -> str:
+def _error_output(done: Finished) -> str:
     lines = [line for line in (done.err or done.out).splitlines() if line.strip()]
     return "\n".join(lines[-12:]) or f"it ended with {done.code}"

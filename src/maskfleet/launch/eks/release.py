@@ -1,4 +1,4 @@
-"""What helm has noted about a release: its state and values, still there after the release was removed."""
+"""Helm's record of a release: its status and values, kept after the release was uninstalled."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CHART = "train"
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ReleaseRecord:
     """The newest revision of a release."""
 
     status: str  # deployed, uninstalled, failed, pending-install, …
     description: str
     chart: str
-    values: Json  # the chart's, changed by the user's
+    values: Json  # the chart's defaults with the user's values
 
     @property
     def is_removed(self) -> bool:
@@ -30,18 +30,18 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the files of a run are, and what can look at them."""
+class RunStorage:
+    """The volume that holds the files of a run, and an image that can read them."""
 
     mount: str  # /fsx
     claim: str
-    folder: str  # of the run, below the mount
+    folder: str  # run directory, relative to the mount
     image: str
     pull_secrets: tuple[str, ...] = ()
 
 
-def record_of(kube: Kube, release: str) -> Record | None:
-    """The newest record of `release`; None where there is none, or where it may not be read."""
+def record_of(kube: Kube, release: str) -> ReleaseRecord | None:
+    """The newest record of `release`; None if there is none, or without permission to read it."""
     try:
         secrets = kube.items(kube.of_namespace("secrets"), labelSelector=f"owner=helm,name={release}")
     except ApiError as error:
@@ -54,14 +54,14 @@ def record_of(kube: Kube, release: str) -> Record | None:
     return read_record(newest)
 
 
-def read_record(secret: Json) -> Record:
-    """The record that helm packed into `secret`."""
+def read_record(secret: Json) -> ReleaseRecord:
+    """The record that helm encoded in `secret`."""
     try:
         packed = base64.b64decode(base64.b64decode(secret["data"]["release"]))
         data = json.loads(gzip.decompress(packed) if packed[:2] == b"\x1f\x8b" else packed)
         info, chart = data["info"], data["chart"]
         values = _merged(chart.get("values") or {}, data.get("config") or {})
-        return Record(info["status"], info.get("description", ""), chart["metadata"]["name"], values)
+        return ReleaseRecord(info["status"], info.get("description", ""), chart["metadata"]["name"], values)
     except (KeyError, ValueError, TypeError, OSError, binascii.Error) as error:
         raise LaunchError(
             f"helm's record {secret.get('metadata', {}).get('name')} cannot be read: {error}",
@@ -69,23 +69,23 @@ def read_record(secret: Json) -> Record:
         ) from error
 
 
-def place_of(record: Record | None, release: str) -> Place:
-    """Where the run of `release` keeps its files, as its values say."""
+def storage_of(record: ReleaseRecord | None, release: str) -> RunStorage:
+    """Where the run of `release` stores its files, according to its values."""
     values = record.values if record is not None else {}
     if record is None or not values.get("shared_pvc") or not values.get("shared_fs") or not values.get("image"):
         raise LaunchError(
-            f"helm knows no release {release} that trains, so it is not known where its files are",
+            f"helm knows no release {release} that trains, so the location of its files is unknown",
             remedy="check the handle; if helm's record was removed, `maskfleet launch` the same run under the same "
-            "name, which goes on in the same folder",
+            "name, which resumes in the same folder",
         )
     secrets = values.get("image_pull_secrets") or []
     names = tuple(str(one["name"] if isinstance(one, dict) else one) for one in secrets)
     folder = f"{values.get('log_dir') or 'logs'}/{values.get('run_id') or release}"
-    return Place(f"/{values['shared_fs']}", values["shared_pvc"], folder, values["image"], names)
+    return RunStorage(f"/{values['shared_fs']}", values["shared_pvc"], folder, values["image"], names)
 
 
 def _merged(base: Json, changes: Json) -> Json:
-    """As helm merges: a null takes a value away."""
+    """Merge as helm does: null removes a value."""
     result: dict[str, Any] = dict(base)
     for name, value in changes.items():
         if value is None:

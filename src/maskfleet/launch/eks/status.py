@@ -1,4 +1,4 @@
-"""What the cluster knows of a job: its MPIJob, launcher, pods and events, and the state that follows from them."""
+"""The state of a job, derived from its MPIJob, launcher, pods and events in the cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from maskfleet.launch.eks.release import CHART, Record, record_of
+from maskfleet.launch.eks.release import CHART, ReleaseRecord, record_of
 from maskfleet.launch.job import HostStatus, JobState, JobStatus
 from maskfleet.system.kube.client import ApiError, Json, Kube
 
@@ -22,8 +22,8 @@ _TAIL = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Everything at one moment, as the API gives it."""
+class JobSnapshot:
+    """All objects of a job at one moment, as the API returns them."""
 
     release: str
     mpijob: Json | None = None
@@ -31,7 +31,7 @@ class Snapshot:
     pods: list[Json] = field(default_factory=list)
     events: list[Json] = field(default_factory=list)
     claims: list[Json] = field(default_factory=list)
-    record: Record | None = None
+    record: ReleaseRecord | None = None
     tail: tuple[str, ...] = ()  # last lines of the newest launcher
 
     @property
@@ -56,66 +56,70 @@ def mpijob_of(kube: Kube, release: str) -> Json | None:
     return kube.get(kube.of_namespace("mpijobs", release, group=MPI))
 
 
-def take(kube: Kube, release: str, *, with_tail: bool = True) -> Snapshot:
-    """Ask the cluster for all of it."""
+def take_snapshot(kube: Kube, release: str, *, with_tail: bool = True) -> JobSnapshot:
+    """Read all objects of the job `release`."""
     mpijob = mpijob_of(kube, release)
     record = record_of(kube, release)
     if mpijob is None:
-        return Snapshot(release, record=record)
+        return JobSnapshot(release, record=record)
     pods = kube.items(kube.of_namespace("pods"), labelSelector=f"{JOB_LABEL}={release}")
     launcher = kube.get(kube.of_namespace("jobs", f"{release}-launcher", group="batch/v1"))
-    shot = Snapshot(release, mpijob, launcher, pods, record=record)
+    snapshot = JobSnapshot(release, mpijob, launcher, pods, record=record)
     names = sorted({name for pod in pods for name in _claims_of(pod)})
     claims = [claim for name in names if (claim := _readable(kube, "persistentvolumeclaims", name)) is not None]
-    events = _events(kube, shot, {*names})
-    tail = _tail(kube, shot) if with_tail else ()
-    return Snapshot(release, mpijob, launcher, pods, events, claims, record, tail)
+    events = _events(kube, snapshot, {*names})
+    tail = _tail(kube, snapshot) if with_tail else ()
+    return JobSnapshot(release, mpijob, launcher, pods, events, claims, record, tail)
 
 
-def status_from(shot: Snapshot) -> JobStatus:
-    """The job's state, from a snapshot alone."""
-    state, detail = _state(shot)
-    steps = [int(match[1]) for line in shot.tail if (match := _STEP.search(line))]
+def status_from(snapshot: JobSnapshot) -> JobStatus:
+    """The status of a job, from a snapshot alone."""
+    state, detail = _state(snapshot)
+    steps = [int(match[1]) for line in snapshot.tail if (match := _STEP.search(line))]
     failed = state is JobState.FAILED
     return JobStatus(
         state,
         detail,
         step=steps[-1] if steps else None,
-        exit_code=_exit_code(shot) if failed else (0 if state is JobState.DONE else None),
-        restarts=max(0, attempts(shot) - 1),
-        hosts=tuple(_host(pod) for pod in shot.workers),
-        events=tuple(event_text(event) for event in shot.events[-MAX_EVENTS:]),
+        exit_code=_exit_code(snapshot) if failed else (0 if state is JobState.DONE else None),
+        restarts=max(0, attempts(snapshot) - 1),
+        hosts=tuple(_host(pod) for pod in snapshot.workers),
+        events=tuple(event_text(event) for event in snapshot.events[-MAX_EVENTS:]),
     )
 
 
-def _state(shot: Snapshot) -> tuple[JobState, str]:
-    if shot.mpijob is None:
-        return _without_mpijob(shot)
-    if is_finished(shot.mpijob):
-        failed = condition(shot.mpijob, "Failed")
+def _state(snapshot: JobSnapshot) -> tuple[JobState, str]:
+    if snapshot.mpijob is None:
+        return _without_mpijob(snapshot)
+    if is_finished(snapshot.mpijob):
+        failed = condition(snapshot.mpijob, "Failed")
         return (JobState.FAILED, _words(failed)) if failed is not None else (JobState.DONE, "")
-    if shot.mpijob["metadata"].get("deletionTimestamp"):
+    if snapshot.mpijob["metadata"].get("deletionTimestamp"):
         return JobState.RUNNING, "is being stopped"
-    if condition(shot.mpijob, "Suspended") is not None or shot.mpijob["spec"].get("runPolicy", {}).get("suspend"):
-        queue = shot.mpijob["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
+    if condition(snapshot.mpijob, "Suspended") is not None or snapshot.mpijob["spec"].get("runPolicy", {}).get(
+        "suspend"
+    ):
+        queue = snapshot.mpijob["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
         return JobState.PENDING, f"waits in queue {queue}" if queue else "is suspended"
-    if not shot.mpijob.get("status", {}).get("conditions"):
-        return JobState.PENDING, "the MPI operator has not taken it up yet"
-    running = [pod for pod in shot.launchers if pod["status"].get("phase") == "Running"]
-    ready = sum(is_ready(pod) for pod in shot.workers)
+    if not snapshot.mpijob.get("status", {}).get("conditions"):
+        return JobState.PENDING, "the MPI operator has not handled it yet"
+    running = [pod for pod in snapshot.launchers if pod["status"].get("phase") == "Running"]
+    ready = sum(is_ready(pod) for pod in snapshot.workers)
     if running:
-        lost = shot.wanted_workers - ready
-        return JobState.RUNNING, f"{lost} of {shot.wanted_workers} workers are not ready" if lost > 0 else ""
-    if shot.launchers:
-        again = f"attempt {attempts(shot)} of the launcher is about to start" if attempts(shot) > 1 else "starts"
-        return (JobState.RUNNING if condition(shot.mpijob, "Running") else JobState.PENDING), again
-    return JobState.PENDING, f"{ready} of {shot.wanted_workers} workers are ready"
+        lost = snapshot.wanted_workers - ready
+        return JobState.RUNNING, f"{lost} of {snapshot.wanted_workers} workers are not ready" if lost > 0 else ""
+    if snapshot.launchers:
+        again = (
+            f"attempt {attempts(snapshot)} of the launcher is about to start" if attempts(snapshot) > 1 else "starts"
+        )
+        return (JobState.RUNNING if condition(snapshot.mpijob, "Running") else JobState.PENDING), again
+    return JobState.PENDING, f"{ready} of {snapshot.wanted_workers} workers are ready"
 
 
-def _without_mpijob(shot: Snapshot) -> tuple[JobState, str]:
-    record = shot.record
+def _without_mpijob(snapshot: JobSnapshot) -> tuple[JobState, str]:
+    record = snapshot.record
     if record is None or not record.chart.endswith(CHART):
-        return JobState.UNKNOWN, f"the cluster knows no job {shot.release}"
+        return JobState.UNKNOWN, f"the cluster knows no job {snapshot.release}"
     match record.status:
         case "uninstalled" | "uninstalling":
             return JobState.CANCELLED, "its files stay on the shared volume"
@@ -124,17 +128,17 @@ def _without_mpijob(shot: Snapshot) -> tuple[JobState, str]:
         case "failed":
             return JobState.FAILED, f"helm could not install it: {record.description}"
         case _:
-            return JobState.LOST, "its MPIJob was deleted, and not by `maskfleet cancel`; launch it again to go on"
+            return JobState.LOST, "its MPIJob was deleted, and not by `maskfleet cancel`; launch it again to resume"
 
 
 def is_finished(mpijob: Json) -> bool:
-    """Whether the operator is through with it; after an eviction it says Failed, and yet goes on."""
+    """Whether the operator has finished it; after an eviction it reports Failed, and yet continues."""
     over = mpijob.get("status", {}).get("completionTime") is not None
     return condition(mpijob, "Succeeded") is not None or (over and condition(mpijob, "Failed") is not None)
 
 
 def condition(thing: Json, kind: str) -> Json | None:
-    """The condition of `thing` if it is true."""
+    """The condition `kind` of `thing` if it is true."""
     for one in thing.get("status", {}).get("conditions", []):
         if one["type"] == kind and one["status"] == "True":
             assert isinstance(one, dict)
@@ -146,16 +150,16 @@ def is_ready(pod: Json) -> bool:
     return condition(pod, "Ready") is not None
 
 
-def attempts(shot: Snapshot) -> int:
-    """How often the launcher was started, in new pods or in the same one."""
-    status = (shot.launcher_job or {}).get("status", {})
+def attempts(snapshot: JobSnapshot) -> int:
+    """How often the launcher was started, in new pods or restarted in the same pod."""
+    status = (snapshot.launcher_job or {}).get("status", {})
     pods = sum(int(status.get(name, 0)) for name in ("active", "failed", "succeeded"))
-    again = sum(int(one.get("restartCount", 0)) for pod in shot.launchers for one in containers(pod))
-    return max(pods, len(shot.launchers)) + again
+    again = sum(int(one.get("restartCount", 0)) for pod in snapshot.launchers for one in containers(pod))
+    return max(pods, len(snapshot.launchers)) + again
 
 
 def containers(pod: Json) -> list[Json]:
-    """States of all containers, those that prepare the others first."""
+    """States of all containers, init containers first."""
     status = pod.get("status", {})
     return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
 
@@ -188,7 +192,7 @@ def event_time(event: Json) -> str:
 
 
 def age_s(thing: Json, now: datetime | None = None) -> float:
-    """Seconds since `thing` was made."""
+    """Seconds since `thing` was created."""
     made = datetime.fromisoformat(str(thing["metadata"]["creationTimestamp"]).replace("Z", "+00:00"))
     return ((now or datetime.now(UTC)) - made).total_seconds()
 
@@ -214,8 +218,8 @@ def _host(pod: Json) -> HostStatus:
     return HostStatus(pod["metadata"]["name"], state, "  ".join(part for part in parts if part))
 
 
-def _exit_code(shot: Snapshot) -> int | None:
-    for pod in reversed(shot.launchers):
+def _exit_code(snapshot: JobSnapshot) -> int | None:
+    for pod in reversed(snapshot.launchers):
         code = (ended(pod) or {}).get("exitCode")
         if code is not None:
             return int(code)
@@ -241,11 +245,16 @@ def _readable(kube: Kube, kind: str, name: str) -> Json | None:
         raise
 
 
-def _events(kube: Kube, shot: Snapshot, more: set[str]) -> list[Json]:
-    """Events about the job and all that belongs to it, oldest first; none where they may not be read."""
-    names = {shot.release, f"{shot.release}-launcher", *more, *(pod["metadata"]["name"] for pod in shot.pods)}
-    gone = re.compile(
-        rf"{re.escape(shot.release)}-(?:worker-\d+|launcher(?:-[a-z0-9]{{5}})?)|mpijob-{re.escape(shot.release)}-\w+"
+def _events(kube: Kube, snapshot: JobSnapshot, more: set[str]) -> list[Json]:
+    """Events about the job and its objects, oldest first; none without permission to read them."""
+    names = {
+        snapshot.release,
+        f"{snapshot.release}-launcher",
+        *more,
+        *(pod["metadata"]["name"] for pod in snapshot.pods),
+    }
+    deleted = re.compile(
+        rf"{re.escape(snapshot.release)}-(?:worker-\d+|launcher(?:-[a-z0-9]{{5}})?)|mpijob-{re.escape(snapshot.release)}-\w+"
     )
     try:
         found = kube.items(kube.of_namespace("events"))
@@ -254,18 +263,18 @@ def _events(kube: Kube, shot: Snapshot, more: set[str]) -> list[Json]:
             return []
         raise
     about = [(one, str(one.get("involvedObject", {}).get("name", ""))) for one in found]
-    own = [one for one, name in about if name in names or gone.fullmatch(name)]
-    return sorted([*own, *_node_events(kube, shot)], key=event_time)
+    own = [one for one, name in about if name in names or deleted.fullmatch(name)]
+    return sorted([*own, *_node_events(kube, snapshot)], key=event_time)
 
 
-def _node_events(kube: Kube, shot: Snapshot) -> list[Json]:
-    """Events about the nodes of the job's pods, and about those that Karpenter could not make since it was sent."""
-    nodes = {pod.get("spec", {}).get("nodeName") for pod in shot.pods}
-    since = str((shot.mpijob or {})["metadata"].get("creationTimestamp", ""))[:19]
+def _node_events(kube: Kube, snapshot: JobSnapshot) -> list[Json]:
+    """Events about the nodes of the job's pods, and about nodes that Karpenter failed to create since its launch."""
+    nodes = {pod.get("spec", {}).get("nodeName") for pod in snapshot.pods}
+    since = str((snapshot.mpijob or {})["metadata"].get("creationTimestamp", ""))[:19]
     found: list[Json] = []
     for kind in ("Node", "NodeClaim"):
         try:
-            # Things without a namespace have their events in this one.
+            # Events about cluster-scoped objects are in this namespace.
             some = kube.items("/api/v1/namespaces/default/events", fieldSelector=f"involvedObject.kind={kind}")
         except ApiError as error:
             if error.status == 403:
@@ -276,12 +285,12 @@ def _node_events(kube: Kube, shot: Snapshot) -> list[Json]:
     return found
 
 
-def _tail(kube: Kube, shot: Snapshot) -> tuple[str, ...]:
-    """Last lines of the newest launcher that says anything."""
-    for pod in reversed(shot.launchers):
+def _tail(kube: Kube, snapshot: JobSnapshot) -> tuple[str, ...]:
+    """Last lines of the newest launcher that has a log."""
+    for pod in reversed(snapshot.launchers):
         path = kube.of_namespace("pods", pod["metadata"]["name"], "log")
         try:
             return tuple(kube.lines(path, container=LAUNCHER, tailLines=_TAIL))
         except ApiError:
-            continue  # it has not started, its node is gone, or logs may not be read: the state is known without
+            continue  # it has not started, its node is lost, or reading logs is not permitted: the state needs no log
     return ()

@@ -1,15 +1,15 @@
-"""Files of a run, read and written where they are: in a pod, on a host, on this machine.
+"""Lists, sends and receives files of a run where they are: in a pod, on a host or here.
 
 It is sent to that pod or host and runs there alone: standard library only. It is started as `python3 -I -c SOURCE` and
-gets one line of JSON on standard input:
+reads one line of JSON from standard input:
 
 {"op": "list",    "root": R, "path": P, "deep": bool}          entries below R/P, one line of JSON each
-{"op": "send",    "root": R, "path": P, "files": [[F, N, S]]}  files R/P/F, from byte N on if those before sum to S
+{"op": "send",    "root": R, "path": P, "files": [[F, N, S]]}  files R/P/F, from byte N if the SHA-256 before it is S
 {"op": "receive", "root": R, "path": P, "size": N, "sha256": S}  R/P gets N bytes from standard input
 
-Instead of root and path, "inside" may name something in a run's folder, whose root is then that folder. Nothing above
-the root is ever touched: no `..`, no link is followed. `wait SECONDS` as arguments is the pod's own process: it ends
-after so long without any other process.
+Instead of root and path, "inside" may name a path in a run directory, which is then the root. Nothing outside the root
+is ever touched: `..` is refused, links are not followed. With the arguments `wait SECONDS` it is the main process of a
+pod, and exits after that long without any other process.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from typing import Any, BinaryIO
 
 Thing = dict[str, Any]
 CHUNK = 1 << 16
-DRAFT = ".maskfleet-part"  # ending of a file that is not complete yet
+DRAFT = ".maskfleet-part"  # suffix of a file that is not complete yet
 
 
 class RefusedError(Exception):
-    """Something that the asking side is told."""
+    """A request that is refused; the client gets the message."""
 
 
 def parts_of(path: str) -> list[str]:
@@ -44,7 +44,7 @@ def parts_of(path: str) -> list[str]:
 
 
 def open_below(root: str, parts: list[str], flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
-    """A descriptor of root/parts; every step is taken from the folder before it, and none over a link."""
+    """A descriptor of root/parts, opened folder by folder without following links."""
     here = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for number, part in enumerate(parts):
@@ -57,7 +57,7 @@ def open_below(root: str, parts: list[str], flags: int = os.O_RDONLY, mode: int 
         os.close(here)
         path = "/".join(parts)
         if error.errno in (errno.ENOTDIR, errno.ELOOP) and has_link(root, parts):
-            raise RefusedError(f"{path} leads over a link, and links are not followed") from error
+            raise RefusedError(f"{path} goes through a link, and links are not followed") from error
         raise RefusedError(f"{path or root}: {error.strerror}") from error
     return here
 
@@ -84,13 +84,13 @@ def walk(folder: int, prefix: str, deep: bool) -> Iterator[Thing]:
         try:
             info = one.stat(follow_symlinks=False)
         except FileNotFoundError:
-            continue  # a run that goes on removes old checkpoints
+            continue  # a running job removes old checkpoints
         yield entry(prefix + one.name, info)
         if deep and stat.S_ISDIR(info.st_mode):
             try:
                 below = os.open(one.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
             except OSError:
-                continue  # it is gone, became a link, or may not be read: it is listed, and its content is not
+                continue  # deleted, replaced by a link, or not readable: it is listed without its content
             try:
                 yield from walk(below, prefix + one.name + "/", deep)
             finally:
@@ -122,7 +122,7 @@ def send(root: str, parts: list[str], asked: Thing, out: BinaryIO) -> None:
 
 
 def send_one(file: BinaryIO, path: str, offset: int, known: str, out: BinaryIO) -> None:
-    """A header, pieces with their lengths before them, an empty one, and the sum of the whole file."""
+    """Send a header, chunks with their length before them, an empty chunk, and the SHA-256 of the whole file."""
     info = os.fstat(file.fileno())
     if not stat.S_ISREG(info.st_mode):
         raise RefusedError(f"{path} is not a file")
@@ -136,17 +136,17 @@ def send_one(file: BinaryIO, path: str, offset: int, known: str, out: BinaryIO) 
             digest = hashlib.sha256()
     say(out, {"path": path, "start": start, "size": info.st_size, "mtime_ns": info.st_mtime_ns})
 
-    def pass_on(data: bytes) -> None:
+    def forward(data: bytes) -> None:
         digest.update(data)
         out.write(struct.pack(">I", len(data)) + data)
 
-    copy(file, info.st_size - start, pass_on)
+    copy(file, info.st_size - start, forward)
     out.write(struct.pack(">I", 0))
     say(out, {"sha256": digest.hexdigest()})
 
 
 def copy(source: BinaryIO, size: int, take: Callable[[bytes], object]) -> int:
-    """Hand up to `size` bytes on; how many there were."""
+    """Pass up to `size` bytes to `take`; returns how many there were."""
     left = size
     while left > 0:
         data = source.read(min(CHUNK, left))
@@ -158,7 +158,7 @@ def copy(source: BinaryIO, size: int, take: Callable[[bytes], object]) -> int:
 
 
 def receive(root: str, parts: list[str], asked: Thing, source: BinaryIO, out: BinaryIO) -> None:
-    """Resumes at what an earlier attempt left, if it is the same; whoever looks sees all of the file or nothing."""
+    """Receive a file, resuming an earlier attempt with the same content; it appears atomically."""
     if not parts:
         raise RefusedError("name the file to write")
     make_folders(root, parts[:-1])
@@ -214,7 +214,7 @@ def make_folders(root: str, parts: list[str]) -> None:
             os.close(above)
 
 
-def place(asked: Thing) -> tuple[str, list[str]]:
+def location(asked: Thing) -> tuple[str, list[str]]:
     """(root, parts below it) of a request."""
     if "inside" not in asked:
         return str(asked["root"]), parts_of(asked["path"])
@@ -248,7 +248,7 @@ def main() -> int:
     source, out = sys.stdin.buffer, sys.stdout.buffer
     try:
         asked = json.loads(source.readline())
-        root, parts = place(asked)
+        root, parts = location(asked)
         if asked["op"] == "list":
             list_(root, parts, asked, out)
         elif asked["op"] == "send":

@@ -1,7 +1,4 @@
-"""What this machine has and lacks for training, each finding with a remedy.
-
-Cluster checks are in launch/ssh/doctor.py.
-"""
+"""What this machine has and lacks for training, each finding with a remedy."""
 
 from __future__ import annotations
 
@@ -11,35 +8,18 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
+
+from maskfleet.launch.findings import Finding, Verdict
 
 MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 11)
 GIB = 1024**3
-
-
-class Verdict(StrEnum):
-    """How bad a finding is."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
-
-    name: str
-    verdict: Verdict
-    found: str
-    remedy: str = ""
+HERE = ""  # the host of a finding about this machine
 
 
 def examine(folder: Path) -> list[Finding]:
-    """Look at Python, torch, GPUs, memory, the disk that holds `folder`, packages and tools."""
+    """Check Python, torch, GPUs, memory, the disk that holds `folder`, packages and tools."""
     findings = [_python(), *_torch_and_gpus(), _memory(), _disk(folder), _shared_memory()]
     findings += [_package(*row) for row in _PACKAGES]
     findings += [_tool(*row) for row in _TOOLS]
@@ -49,40 +29,40 @@ def examine(folder: Path) -> list[Finding]:
 def _python() -> Finding:
     found = f"{platform.python_version()} on {platform.platform()}"
     if sys.version_info >= MIN_PYTHON:
-        return Finding("python", Verdict.OK, found)
-    return Finding("python", Verdict.FAIL, found, "install Python 3.11 or newer")
+        return Finding(HERE, "python", Verdict.OK, found)
+    return Finding(HERE, "python", Verdict.FAIL, found, "install Python 3.11 or newer")
 
 
 def _torch_and_gpus() -> list[Finding]:
     try:
         import torch
     except (ImportError, OSError) as error:
-        return [Finding("torch", Verdict.FAIL, f"cannot be imported: {error}", "pip install 'torch>=2.11'")]
+        return [Finding(HERE, "torch", Verdict.FAIL, f"cannot be imported: {error}", "pip install 'torch>=2.11'")]
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     verdict = Verdict.OK if release >= MIN_TORCH else Verdict.FAIL
     findings = [
-        Finding("torch", verdict, torch.__version__, "" if verdict is Verdict.OK else "pip install 'torch>=2.11'")
+        Finding(HERE, "torch", verdict, torch.__version__, "" if verdict is Verdict.OK else "pip install 'torch>=2.11'")
     ]
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             card = torch.cuda.get_device_properties(index)
             found = f"{card.name}, {card.total_memory / GIB:.0f} GiB, compute {card.major}.{card.minor}"
-            findings.append(Finding(f"gpu {index}", Verdict.OK, found))
+            findings.append(Finding(HERE, f"gpu {index}", Verdict.OK, found))
         return findings
     remedy = "training works on the CPU, slowly; for a GPU install its driver"
     if torch.version.cuda is None:
         remedy += " and a CUDA build of torch (this one is for CPU only)"
-    findings.append(Finding("gpu", Verdict.WARN, f"none; {os.cpu_count()} CPU cores", remedy))
+    findings.append(Finding(HERE, "gpu", Verdict.WARN, f"none; {os.cpu_count()} CPU cores", remedy))
     return findings
 
 
 def _memory() -> Finding:
     info = Path("/proc/meminfo")
     if not info.exists():
-        return Finding("memory", Verdict.OK, "not measured on this system")
+        return Finding(HERE, "memory", Verdict.OK, "not measured on this system")
     rows = dict(line.split(":", 1) for line in info.read_text().splitlines())
     available = int(rows["MemAvailable"].split()[0]) * 1024
-    return _room(
+    return _free(
         "memory", available, 4 * GIB, "close other programs, or lower train.images_per_gpu and data.num_workers"
     )
 
@@ -90,19 +70,19 @@ def _memory() -> Finding:
 def _disk(folder: Path) -> Finding:
     existing = next(path for path in [folder, *folder.resolve().parents] if path.exists())
     free = shutil.disk_usage(existing).free
-    return _room(
+    return _free(
         f"disk at {folder}",
         free,
         10 * GIB,
-        "COCO needs about 25 GB and a run about 2 GB: free some, or use another disk",
+        "COCO needs about 25 GB and a run about 2 GB: free disk space, or use another disk",
     )
 
 
 def _shared_memory() -> Finding:
-    folder = Path("/dev/shm")  # noqa: S108 - looked at, not written
+    folder = Path("/dev/shm")  # noqa: S108 - only read
     if not folder.exists():
-        return Finding("shared memory", Verdict.OK, "no /dev/shm on this system")
-    return _room(
+        return Finding(HERE, "shared memory", Verdict.OK, "no /dev/shm on this system")
+    return _free(
         "shared memory",
         shutil.disk_usage(folder).free,
         GIB,
@@ -110,21 +90,27 @@ def _shared_memory() -> Finding:
     )
 
 
-def _room(name: str, size: int, wanted: int, remedy: str) -> Finding:
+def _free(name: str, size: int, wanted: int, remedy: str) -> Finding:
     found = f"{size / GIB:.1f} GiB free"
-    return Finding(name, Verdict.OK, found) if size >= wanted else Finding(name, Verdict.WARN, found, remedy)
+    return (
+        Finding(HERE, name, Verdict.OK, found) if size >= wanted else Finding(HERE, name, Verdict.WARN, found, remedy)
+    )
 
 
 def _package(name: str, purpose: str, remedy: str, required: bool) -> Finding:
     try:
-        return Finding(name, Verdict.OK, importlib.metadata.version(name))
+        return Finding(HERE, name, Verdict.OK, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, Verdict.FAIL if required else Verdict.WARN, f"not installed; {purpose}", remedy)
+        return Finding(HERE, name, Verdict.FAIL if required else Verdict.WARN, f"not installed; {purpose}", remedy)
 
 
 def _tool(name: str, purpose: str, remedy: str, which: Callable[[str], str | None] = shutil.which) -> Finding:
     found = which(name)
-    return Finding(name, Verdict.OK, found) if found else Finding(name, Verdict.WARN, f"not found; {purpose}", remedy)
+    return (
+        Finding(HERE, name, Verdict.OK, found)
+        if found
+        else Finding(HERE, name, Verdict.WARN, f"not found; {purpose}", remedy)
+    )
 
 
 _BASE = "pip install maskfleet"
@@ -138,10 +124,10 @@ _PACKAGES = (
 )
 _TOOLS = (
     ("git", "names the commit in results", "install git"),
-    ("ssh", "reaches other hosts", "install an OpenSSH client"),
+    ("ssh", "connects to other hosts", "install an OpenSSH client"),
     ("mpirun", "starts ranks by MPI", "install Open MPI; torchrun, which comes with torch, works without it"),
     ("kubectl", "talks to Kubernetes", "install kubectl for launches on EKS"),
     ("helm", "installs charts", "install helm 3 for launches on EKS"),
-    ("terraform", "makes the EKS cluster", "install terraform 1.5 or newer for `infra` on EKS"),
+    ("terraform", "creates the EKS cluster", "install terraform 1.5 or newer for `infra` on EKS"),
     ("docker", "builds images", "install docker or buildah to build training images"),
 )

@@ -27,7 +27,7 @@ SHOWN_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class LocalServers:
-    """Commands of the two servers of a run, and where they will answer."""
+    """Commands and addresses of the two servers of a run."""
 
     jupyter: tuple[str, ...]
     tensorboard: tuple[str, ...]
@@ -37,7 +37,7 @@ class LocalServers:
 
 
 def servers_for(run_dir: Path, *, port: int, token: str | None = None) -> LocalServers:
-    """JupyterLab on `port` and TensorBoard on the one after it; the token goes by the environment, not by a command."""
+    """JupyterLab on `port` and TensorBoard on the one after it; the token is passed in the environment."""
     if importlib.util.find_spec("jupyterlab") is None:
         raise LaunchError("JupyterLab is not installed here", remedy="pip install 'maskfleet[notebook]'")
     secret = token or secrets.token_urlsafe(24)
@@ -65,14 +65,14 @@ def servers_for(run_dir: Path, *, port: int, token: str | None = None) -> LocalS
 
 
 def serve(run_dir: Path, *, port: int, on_ready: Callable[[LocalServers], None]) -> None:
-    """Run both servers; ends with Ctrl-C, or with an error when one of them ends by itself."""
+    """Run both servers until Ctrl-C; raises if one of them exits by itself."""
     if not run_dir.is_dir():
         raise LaunchError(f"there is no folder {run_dir}", remedy="give a run's folder or handle")
     servers = servers_for(run_dir.resolve(), port=port)
-    for taken in (port, port + 1):
-        with bound_socket(taken):
+    for needed in (port, port + 1):
+        with bound_socket(needed):
             pass
-    work = placed_notebooks(run_dir)
+    work = copied_notebooks(run_dir)
     with tempfile.TemporaryDirectory(prefix="maskfleet-notebook-") as logs:
         env = {**os.environ, "JUPYTER_TOKEN": servers.token, "LOGDIR": str(run_dir.resolve())}
         with (
@@ -89,8 +89,8 @@ def serve(run_dir: Path, *, port: int, on_ready: Callable[[LocalServers], None])
             raise LaunchError(f"{name} ended with {ended.exit_code()}:\n{shown}", remedy="fix that, then try again")
 
 
-def placed_notebooks(run_dir: Path) -> Path:
-    """RUN_DIR/notebooks with the package's notebooks in it; what is there already stays."""
+def copied_notebooks(run_dir: Path) -> Path:
+    """RUN_DIR/notebooks with copies of the package's notebooks; existing files are kept."""
     work = run_dir / "notebooks"
     work.mkdir(exist_ok=True)
     for file in notebooks_path().glob("*.ipynb"):
@@ -101,7 +101,7 @@ def placed_notebooks(run_dir: Path) -> Path:
 
 @contextmanager
 def _child(name: str, command: tuple[str, ...], cwd: Path, env: dict[str, str], logs: Path) -> Iterator[Running]:
-    # In a session of its own, so that Ctrl-C reaches this process alone, which then stops both in order.
+    # In its own session, so that Ctrl-C reaches only this process, which then stops both servers.
     process = start(command, cwd=cwd, env=env, output=logs / f"{name}.log")
     try:
         yield process

@@ -1,4 +1,4 @@
-"""Hosts reached by SSH: ships the code, starts a supervisor on each host, and lets go."""
+"""Hosts reached by SSH: sends the code and starts a detached supervisor on each host."""
 
 from __future__ import annotations
 
@@ -7,40 +7,68 @@ import contextlib
 import inspect
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Self
 
 import asyncssh
 
 from maskfleet.config.launch import SshLaunch
 from maskfleet.config.load import RUN_FILE
+from maskfleet.config.run import RunConfig
 from maskfleet.errors import LaunchError
-from maskfleet.launch.job import JobHandle, JobSpec, JobState, JobStatus, Rendered
-from maskfleet.launch.slots import hosts_of
+from maskfleet.launch.backend import Backend
+from maskfleet.launch.files.transfer import Report, RunFiles, ignore
+from maskfleet.launch.findings import Finding
+from maskfleet.launch.instances import INSTANCES, Instance
+from maskfleet.launch.job import JobHandle, JobSpec, JobState, JobStatus, Rendered, job_for
 from maskfleet.launch.ssh import environment
 from maskfleet.launch.ssh.connect import Ask, Connection, ask_on_terminal, connect
+from maskfleet.launch.ssh.doctor import examine_hosts
+from maskfleet.launch.ssh.files import remote_path, run_files
+from maskfleet.launch.ssh.hosts import hosts_of
 from maskfleet.launch.ssh.wheel import built_wheel
 from maskfleet.launch.supervise.job_files import LAUNCH, Job
 from maskfleet.launch.supervise.prepare import INCOMING, JOB_FILE
 from maskfleet.system.process import quoted, remote_line
 
 REMOTE = f"{LAUNCH}/remote"
-SETUP_S = 3600  # a first torch on a slow line
-TEND_S = 10  # between looks for hosts to bring back
+SETUP_S = 3600  # the first install of torch over a slow connection
+RESTART_S = 10  # between checks for lost hosts to restart
 logger = logging.getLogger("maskfleet")
 
 
-class SshBackend:
-    """Runs a job on the hosts of `launch`, in RUN_ROOT/runs/NAME, which all of them see."""
+class SshBackend(Backend):
+    """Runs a job on the hosts of `launch`, in RUN_ROOT/runs/NAME, which all of them share."""
 
-    def __init__(self, launch: SshLaunch, *, ask: Ask = ask_on_terminal) -> None:
+    def __init__(
+        self,
+        launch: SshLaunch,
+        *,
+        nodes: int | None = None,
+        known: Mapping[str, Instance] = INSTANCES,
+        ask: Ask = ask_on_terminal,
+    ) -> None:
         self._launch, self._ask = launch, ask
-        self._hosts = hosts_of(launch)
+        hosts = hosts_of(launch, known=known)
+        if nodes is not None and nodes > len(hosts):
+            raise LaunchError(f"--nodes {nodes}, but there are only {len(hosts)} hosts", remedy="name more hosts")
+        self.hosts = hosts[:nodes]
+        self.slots = tuple(host.slots for host in self.hosts)
+
+    @classmethod
+    def for_handle(cls, handle: JobHandle) -> Self:
+        return cls(SshLaunch(hosts=tuple(handle.location.split(","))))
+
+    def job(self, run: RunConfig, *, name: str | None = None) -> JobSpec:
+        launch = self._launch
+        return job_for(run, slots=self.slots, name=name, min_nodes=launch.min_nodes, max_restarts=launch.max_restarts)
 
     def render(self, job: JobSpec) -> Rendered:
         launch, root = self._launch, self._launch.run_root.rstrip("/")
         run_dir, folder = f"{root}/runs/{job.name}", launch.environment
-        first, blobs, setup = self._hosts[0].address, {}, []
+        first, blobs, setup = self.hosts[0].address, {}, []
         files: dict[str, str] = {}
         if folder is None:
             digest, name, wheel = built_wheel()
@@ -53,7 +81,7 @@ class SshBackend:
         plan = Job(
             name=job.name,
             starter=launch.starter,
-            hosts=tuple(self._hosts),
+            hosts=tuple(self.hosts),
             min_nodes=job.min_nodes,
             max_restarts=job.max_restarts,
             port=launch.rendezvous_port,
@@ -66,9 +94,9 @@ class SshBackend:
         files[f"{run_dir}/{REMOTE}"] = f"#!/bin/sh\n{ask}\n"
         remote = f"{run_dir}/{REMOTE}"
         check = remote_line([python, "-c", "import maskfleet.launch.supervise.supervisor, torch"])
-        commands = [*setup, *(("ssh", host.address, "--", check) for host in self._hosts)]
+        commands = [*setup, *(("ssh", host.address, "--", check) for host in self.hosts)]
         commands.append(("ssh", first, "--", remote_line(["sh", remote, "place"])))
-        for index, host in enumerate(self._hosts):
+        for index, host in enumerate(self.hosts):
             commands.append(("ssh", host.address, "--", remote_line(["sh", remote, "start", str(index)])))
         return Rendered(job.name, files, tuple(commands), blobs)
 
@@ -76,7 +104,7 @@ class SshBackend:
         asyncio.run(self._submit(rendered))
         run_dir = f"{self._launch.run_root.rstrip('/')}/runs/{rendered.name}"
         path = run_dir if run_dir.startswith("/") else f"/{run_dir}"
-        return JobHandle("ssh", ",".join(host.address for host in self._hosts), path)
+        return JobHandle("ssh", ",".join(host.address for host in self.hosts), path)
 
     def status(self, handle: JobHandle) -> JobStatus:
         return asyncio.run(self._status(handle))
@@ -94,25 +122,33 @@ class SshBackend:
         asyncio.run(self._cancel(handle))
 
     def explain(self, handle: JobHandle) -> str:
-        return asyncio.run(self._asked(handle, ["explain"]))
+        return asyncio.run(self._query(handle, ["explain"]))
+
+    def doctor(self, *, folder: Path, data: str | None) -> list[Finding]:
+        return examine_hosts(self._launch, data=data, ask=self._ask)
+
+    def files(
+        self, handle: JobHandle, *, writable: bool = False, is_file: bool = False, report: Report = ignore
+    ) -> AbstractContextManager[RunFiles]:
+        return nullcontext(run_files(handle))
 
     async def _submit(self, rendered: Rendered) -> None:
         async with self._all_hosts() as hosts:
-            first = hosts[self._hosts[0].address]
+            first = hosts[self.hosts[0].address]
             for name, blob in rendered.blobs.items():
                 await first.put(name, blob)
             for name, content in rendered.files.items():
                 await first.put(name, content.encode())
             await self._check_shared(hosts, rendered)
-            before, starts = rendered.commands[: -len(self._hosts)], rendered.commands[-len(self._hosts) :]
+            before, starts = rendered.commands[: -len(self.hosts)], rendered.commands[-len(self.hosts) :]
             for command in before:
-                await _run_there(hosts[command[1]], command[3], timeout_s=SETUP_S)
-            await _each(_run_there(hosts[command[1]], command[3]) for command in starts)
+                await _run_on(hosts[command[1]], command[3], timeout_s=SETUP_S)
+            await _each(_run_on(hosts[command[1]], command[3]) for command in starts)
 
     async def _check_shared(self, hosts: dict[str, Connection], rendered: Rendered) -> None:
-        """Every host must see what the first one was given."""
+        """Raise unless every host sees the file that was written on the first one."""
         name, content = next((n, c) for n, c in rendered.files.items() if n.endswith(f"{JOB_FILE}{INCOMING}"))
-        first = self._hosts[0].address
+        first = self.hosts[0].address
 
         async def look(connection: Connection) -> None:
             if await connection.get(name) != content.encode():
@@ -126,12 +162,12 @@ class SshBackend:
 
     async def _status(self, handle: JobHandle) -> JobStatus:
         try:
-            return JobStatus.from_json(json.loads(await self._asked(handle, ["status"])))
+            return JobStatus.from_json(json.loads(await self._query(handle, ["status"])))
         except UnknownJobError as error:
             return JobStatus(JobState.UNKNOWN, error.what)
 
-    async def _asked(self, handle: JobHandle, arguments: list[str]) -> str:
-        """The answer of the first host that gives one."""
+    async def _query(self, handle: JobHandle, arguments: list[str]) -> str:
+        """The output of the job's `remote` script on the first reachable host."""
         connection = await self._first_host()
         try:
             done = await connection.run(_remote(handle, arguments))
@@ -145,8 +181,8 @@ class SshBackend:
         return done.out.rstrip("\n")
 
     async def _lines(self, handle: JobHandle, *, follow: bool, rank: int | None) -> AsyncIterator[str]:
-        """Lines of the log; when the host that sends them goes down, another one goes on after the last line."""
-        tending = asyncio.create_task(self._tend(handle)) if follow else None
+        """Lines of the log; if the host that sends them is lost, another one continues after the last line."""
+        restarter = asyncio.create_task(self._restart_lost_hosts(handle)) if follow else None
         after = ""
         try:
             while True:
@@ -171,22 +207,22 @@ class SshBackend:
                 finally:
                     connection.close()
         finally:
-            if tending is not None:
-                tending.cancel()
+            if restarter is not None:
+                restarter.cancel()
 
-    async def _tend(self, handle: JobHandle) -> None:
-        """While somebody watches: start the supervisor of a host that is back. The hosts do so for each other too."""
+    async def _restart_lost_hosts(self, handle: JobHandle) -> None:
+        """While following the log: restart the supervisors of lost hosts. The leader does so too."""
         while True:
-            await asyncio.sleep(TEND_S)
-            with contextlib.suppress(LaunchError):  # out of reach for now; the next look may find it
+            await asyncio.sleep(RESTART_S)
+            with contextlib.suppress(LaunchError):  # not reachable now; try again later
                 status = await self._status(handle)
                 if status.state is not JobState.RUNNING:
                     continue
                 lost = [index for index, host in enumerate(status.hosts) if host.state == "lost"]
-                await _each(self._start_again(handle, index) for index in lost)
+                await _each(self._restart(handle, index) for index in lost)
 
-    async def _start_again(self, handle: JobHandle, index: int) -> None:
-        connection = await self._connect(self._hosts[index].address)
+    async def _restart(self, handle: JobHandle, index: int) -> None:
+        connection = await self._connect(self.hosts[index].address)
         try:
             await connection.run(_remote(handle, ["start", str(index)]))
         finally:
@@ -194,31 +230,34 @@ class SshBackend:
 
     async def _cancel(self, handle: JobHandle) -> None:
         try:
-            await self._asked(handle, ["cancel"])
+            await self._query(handle, ["cancel"])
         except UnknownJobError:
             return
         results = await asyncio.gather(
-            *(self._stop(handle, index) for index in range(len(self._hosts))), return_exceptions=True
+            *(self._stop(handle, index) for index in range(len(self.hosts))), return_exceptions=True
         )
         for result in results:
             if isinstance(result, LaunchError):
-                logger.warning("%s; the run ends there as soon as it sees the shared folder again", result.what)
+                logger.warning("%s; the run ends there as soon as that host sees the shared folder again", result.what)
             elif isinstance(result, BaseException):
                 raise result
 
     async def _stop(self, handle: JobHandle, index: int) -> None:
-        connection = await self._connect(self._hosts[index].address)
+        connection = await self._connect(self.hosts[index].address)
         try:
             done = await connection.run(_remote(handle, ["stop", str(index)]), timeout_s=150)
         finally:
             connection.close()
         if done.code != 0:
-            raise LaunchError(f"host {connection.address}: {done.err.strip()}", remedy="log in and look")
+            raise LaunchError(
+                f"host {connection.address}: {done.err.strip()}",
+                remedy=f"log in with `ssh {connection.address}` and check its processes",
+            )
 
     @contextlib.asynccontextmanager
     async def _all_hosts(self) -> AsyncIterator[dict[str, Connection]]:
-        """Connections to all hosts; an error names every host that fails."""
-        opened = await asyncio.gather(*(self._connect(host.address) for host in self._hosts), return_exceptions=True)
+        """Connections to all hosts; the error names every host that fails."""
+        opened = await asyncio.gather(*(self._connect(host.address) for host in self.hosts), return_exceptions=True)
         good = [one for one in opened if isinstance(one, Connection)]
         try:
             _raise_all([one for one in opened if isinstance(one, BaseException)])
@@ -228,9 +267,9 @@ class SshBackend:
                 one.close()
 
     async def _first_host(self) -> Connection:
-        """The first host that can be reached."""
+        """A connection to the first reachable host."""
         failures = []
-        for host in self._hosts:
+        for host in self.hosts:
             try:
                 return await self._connect(host.address)
             except LaunchError as error:
@@ -247,34 +286,33 @@ class UnknownJobError(LaunchError):
 
 
 def _remote(handle: JobHandle, arguments: list[str]) -> str:
-    run_dir = handle.path.removeprefix("/") if handle.path.startswith("/~/") else handle.path
-    return remote_line(["sh", f"{run_dir}/{REMOTE}", *arguments])
+    return remote_line(["sh", f"{remote_path(handle)}/{REMOTE}", *arguments])
 
 
 def _refuse_unknown(code: int, handle: JobHandle) -> None:
-    if code in (2, 127):  # what shells say when they cannot open the script
+    if code in (2, 127):  # exit codes of a shell that cannot open the script
         raise UnknownJobError(f"there is no job {handle} on its hosts", remedy="check the handle and the hosts in it")
 
 
-async def _run_there(connection: Connection, line: str, *, timeout_s: float = 60) -> None:
+async def _run_on(connection: Connection, line: str, *, timeout_s: float = 60) -> None:
     done = await connection.run(line, timeout_s=timeout_s)
     if done.code != 0:
-        said = (done.err.strip() or done.out.strip() or f"code {done.code}")[-2000:]
-        raise LaunchError(f"host {connection.address} failed at `{line}`:\n{said}", remedy=_remedy(said))
+        output = (done.err.strip() or done.out.strip() or f"code {done.code}")[-2000:]
+        raise LaunchError(f"host {connection.address} failed at `{line}`:\n{output}", remedy=_remedy(output))
 
 
-def _remedy(said: str) -> str:
-    if "No space left" in said or "quota" in said:
-        return "free some room on that host, or choose another run_root"
-    if "not found" in said or "No such file" in said or "needs Python" in said:
+def _remedy(output: str) -> str:
+    if "No space left" in output or "quota" in output:
+        return "free disk space on that host, or choose another run_root"
+    if "not found" in output or "No such file" in output or "needs Python" in output:
         return "install Python 3.11 or newer there, or name one with --launch-set python=/path/to/python3"
-    if "No module named" in said:
-        return "the environment there lacks it; launch without `environment` to have one made"
-    return "see the words of that host above; `maskfleet doctor --on ssh` looks at every host"
+    if "No module named" in output:
+        return "the environment there lacks it; launch without `environment` to create one"
+    return "see the output of that host above; `maskfleet doctor --on ssh` checks every host"
 
 
 async def _each(tasks: Any) -> None:
-    """All at once; an error names every host that fails."""
+    """Run all of `tasks` concurrently; the error names every host that fails."""
     results = await asyncio.gather(*tasks, return_exceptions=True)
     _raise_all([one for one in results if isinstance(one, BaseException)])
 

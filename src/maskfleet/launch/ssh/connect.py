@@ -1,4 +1,4 @@
-"""Connections to hosts by SSH, with ~/.ssh/config, agent and jump hosts honoured, and host keys verified."""
+"""SSH connections to hosts; uses ~/.ssh/config, the agent and jump hosts, and verifies host keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ADDRESS = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(
 
 
 def ask_on_terminal(question: str) -> bool:
-    """A person's yes or no; without a terminal, no."""
+    """Ask the user; without a terminal the answer is no."""
     if not sys.stdin.isatty():
         return False
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
@@ -37,23 +37,23 @@ class Connection:
         self.raw = connection
 
     async def run(self, line: str, *, timeout_s: float = 60) -> Finished:
-        """Run `line` there, to its end."""
+        """Run `line` on the host and wait for it."""
         try:
             done = await asyncio.wait_for(self.raw.run(line, stdin=asyncssh.DEVNULL), timeout_s)
         except TimeoutError as error:
             raise LaunchError(
                 f"host {self.address} did not finish `{line}` within {timeout_s:.0f} s",
-                remedy=f"log in with `ssh {self.address}` and see what keeps it busy",
+                remedy=f"log in with `ssh {self.address}` and check what keeps it busy",
             ) from error
         except (asyncssh.Error, OSError) as error:
             raise LaunchError(
-                f"the connection to host {self.address} broke: {error}", remedy="try again; see whether it is up"
+                f"the connection to host {self.address} broke: {error}", remedy="try again; check that it is up"
             ) from error
         code = done.exit_status if done.exit_status is not None else 255
         return Finished(code, str(done.stdout or ""), str(done.stderr or ""))
 
     async def put(self, path: str, content: bytes) -> None:
-        """Write a file there; a leading `~/` is the home folder. Whoever looks sees all of it or nothing."""
+        """Write a file on the host, atomically; a leading `~/` is the home directory."""
         target = path.removeprefix("~/")
         try:
             async with self.raw.start_sftp_client() as sftp:
@@ -64,12 +64,12 @@ class Connection:
                 await sftp.posix_rename(draft, target)
         except (asyncssh.Error, OSError) as error:
             raise LaunchError(
-                f"host {self.address} cannot store {path}: {_words(error)}",
-                remedy="free some room there, or choose another run_root that you may write to",
+                f"host {self.address} cannot store {path}: {_reason(error)}",
+                remedy="free disk space there, or choose another run_root that you may write to",
             ) from error
 
     async def get(self, path: str) -> bytes | None:
-        """Content of a file there; None if there is none."""
+        """Content of a file on the host; None if it does not exist."""
         try:
             async with self.raw.start_sftp_client() as sftp, sftp.open(path.removeprefix("~/"), "rb") as file:
                 content = await file.read()
@@ -78,7 +78,7 @@ class Connection:
             return None
         except (asyncssh.Error, OSError) as error:
             raise LaunchError(
-                f"host {self.address} cannot read {path}: {_words(error)}", remedy="see whether you may read it there"
+                f"host {self.address} cannot read {path}: {_reason(error)}", remedy="check its permissions there"
             ) from error
 
     def close(self) -> None:
@@ -117,31 +117,31 @@ async def _connect(address: str) -> Connection:
         ) from error
     except (asyncssh.Error, OSError, TimeoutError) as error:
         raise LaunchError(
-            f"host {address} cannot be reached: {_words(error)}",
-            remedy="see whether it is up, its name and port are right, and you are in its network",
+            f"host {address} cannot be reached: {_reason(error)}",
+            remedy="check that it is up, that its name and port are right, and that you are in its network",
         ) from error
     return Connection(address, raw)
 
 
 async def _learn_key(address: str, *, accept_new: bool, ask: Ask, reason: Exception) -> None:
-    """Add the key of a host never seen before to the known hosts, if somebody says so; a changed key never."""
+    """Add the key of a new host to the known hosts if the user accepts it; a changed key is an error."""
     _, name, given_port = parts_of(address)
     port_option: dict[str, Any] = {"port": given_port} if given_port else {}
     own_config = Path.home() / ".ssh" / "config"
     config = [str(own_config)] if own_config.exists() else []
-    settled = asyncssh.SSHClientConnectionOptions(host=name, config=config, **port_option)
-    host, port, file = settled.host, settled.port, known_hosts_file()  # an alias of ~/.ssh/config by its real name
+    options = asyncssh.SSHClientConnectionOptions(host=name, config=config, **port_option)
+    host, port, file = options.host, options.port, known_hosts_file()  # aliases of ~/.ssh/config resolved
     if _is_known(file, host, port):
         raise LaunchError(
             f"the key of host {address} is not the one it had before: {reason}",
-            remedy=f"if the host was re-made, `ssh-keygen -R {host}`; if not, somebody may stand between you and it",
+            remedy=f"if the host was recreated, `ssh-keygen -R {host}`; if not, this may be a man-in-the-middle attack",
         ) from reason
     try:
         key = await asyncssh.get_server_host_key(name, **port_option)
     except (asyncssh.Error, OSError) as error:
         raise LaunchError(
-            f"host {address} cannot be reached, perhaps for the jump host before it: {_words(error)}",
-            remedy=f"log in once with `ssh {address}`, which asks about the keys on the way",
+            f"host {address} cannot be reached, perhaps because of its jump host: {_reason(error)}",
+            remedy=f"log in once with `ssh {address}`, which asks about all keys on the way",
         ) from error
     if key is None:
         raise LaunchError(f"host {address} shows no key", remedy=f"see `ssh -v {address}`") from reason
@@ -183,7 +183,7 @@ def parts_of(address: str) -> tuple[str | None, str, int | None]:
     return match["user"], match["host"].strip("[]"), port
 
 
-def _words(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, asyncssh.SFTPFailure) and error.reason == "Failure":

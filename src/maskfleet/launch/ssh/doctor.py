@@ -1,9 +1,8 @@
-"""Is a cluster fit to train? Every host is asked at once, and each finding says what to do."""
+"""Can a cluster train? Checks all hosts at the same time; each finding has a remedy."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import inspect
 import json
 import secrets
@@ -14,10 +13,10 @@ from typing import Any
 
 from maskfleet.config.launch import SshLaunch
 from maskfleet.errors import LaunchError
-from maskfleet.launch.local.doctor import Verdict
-from maskfleet.launch.slots import hosts_of
+from maskfleet.launch.findings import Finding, Verdict
 from maskfleet.launch.ssh import probe
 from maskfleet.launch.ssh.connect import Ask, Connection, ask_on_terminal, connect, parts_of
+from maskfleet.launch.ssh.hosts import hosts_of
 from maskfleet.launch.supervise.commands import bare_address, bracketed
 from maskfleet.launch.supervise.job_files import Host
 from maskfleet.system.process import remote_line
@@ -29,30 +28,16 @@ REDUCE_S = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at, on one host or over all."""
-
-    host: str  # `all` for what concerns them together
-    name: str
-    verdict: Verdict
-    found: str
-    remedy: str = ""
-
-    def as_json(self) -> dict[str, str]:
-        return dataclasses.asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
 class Facts:
-    """What a host said about itself, and when it was asked."""
+    """What the probe on a host reported."""
 
     host: Host
-    said: dict[str, Any]
+    report: dict[str, Any]
     skew_s: float
 
 
-def examine_cluster(launch: SshLaunch, *, data: str | None = None, ask: Ask = ask_on_terminal) -> list[Finding]:
-    """Look at every host of `launch`, alone and together; `data` is the folder of the data on them."""
+def examine_hosts(launch: SshLaunch, *, data: str | None = None, ask: Ask = ask_on_terminal) -> list[Finding]:
+    """Check every host of `launch`, alone and together; `data` is the data folder on the hosts."""
     return asyncio.run(_examine(launch, data, ask))
 
 
@@ -101,12 +86,12 @@ async def _examine_reached(
     able = [(host, connection) for host, connection in good if any(one.host == host for one in facts)]
     if len(able) > 1:
         findings.append(await _shared(launch, able))
-    if len(able) == len(hosts) and all(one.said["torch"] for one in facts):
+    if len(able) == len(hosts) and all(one.report["torch"] for one in facts):
         findings.append(await _reduce(launch, able, hosts))
     else:
         findings.append(
             Finding(
-                "all", "all-reduce", Verdict.FAIL, "not tried", "mend the hosts that fail first; all must have torch"
+                "all", "all-reduce", Verdict.FAIL, "not tried", "fix the hosts that fail first; all must have torch"
             )
         )
     return findings
@@ -114,37 +99,37 @@ async def _examine_reached(
 
 def judge_host(facts: Facts, *, needs_data: bool) -> list[Finding]:
     """Findings about one host."""
-    name, said = facts.host.address, facts.said
-    release = tuple(int(part) for part in said["python"].split(".")[:2])
+    name, report = facts.host.address, facts.report
+    release = tuple(int(part) for part in report["python"].split(".")[:2])
     rows: list[tuple[str, bool, Verdict, str, str]] = [
-        ("python", release >= MIN_PYTHON, Verdict.FAIL, said["python"], "install Python 3.11 or newer there"),
-        ("torch", said["torch"] is not None, Verdict.FAIL, str(said["torch"]), "pip install 'torch>=2.11' there"),
+        ("python", release >= MIN_PYTHON, Verdict.FAIL, report["python"], "install Python 3.11 or newer there"),
+        ("torch", report["torch"] is not None, Verdict.FAIL, str(report["torch"]), "pip install 'torch>=2.11' there"),
         ("clock", abs(facts.skew_s) < SKEW_S, Verdict.FAIL, f"{facts.skew_s:+.1f} s", "start an NTP client there"),
-        ("port", said["port_free"], Verdict.WARN, "free" if said["port_free"] else "in use",
+        ("port", report["port_free"], Verdict.WARN, "free" if report["port_free"] else "in use",
          "end the earlier run, or choose another rendezvous_port"),
-        ("reach", not said["unreachable"], Verdict.FAIL,
-         f"does not reach {', '.join(said['unreachable'])}" if said["unreachable"] else "reaches all other hosts",
+        ("reach", not report["unreachable"], Verdict.FAIL,
+         f"does not reach {', '.join(report['unreachable'])}" if report["unreachable"] else "reaches all other hosts",
          "open all TCP ports between the hosts, and let their names resolve on each of them"),
-        ("disk", said["disk_free"] > 10 * GIB, Verdict.WARN, f"{said['disk_free'] / GIB:.1f} GiB free",
+        ("disk", report["disk_free"] > 10 * GIB, Verdict.WARN, f"{report['disk_free'] / GIB:.1f} GiB free",
          "a run needs about 2 GiB, an environment 6: free some, or use another run_root"),
-        ("locks", said["locks"], Verdict.FAIL, "taken" if said["locks"] else "not taken by the folder of the runs",
+        ("locks", report["locks"], Verdict.FAIL, "taken" if report["locks"] else "not taken by the folder of the runs",
          "mount it with locks: Lustre with the option flock, NFS without nolock"),
-        ("write speed", said["write_mib_per_s"] > 20, Verdict.WARN, f"{said['write_mib_per_s']:.0f} MiB/s",
+        ("write speed", report["write_mib_per_s"] > 20, Verdict.WARN, f"{report['write_mib_per_s']:.0f} MiB/s",
          "checkpoints will be slow: use another file system or more throughput"),
     ]  # fmt: skip
-    if said["shm_free"] is not None:
-        shm = said["shm_free"] / GIB
+    if report["shm_free"] is not None:
+        shm = report["shm_free"] / GIB
         rows.append(("shared memory", shm > 1, Verdict.WARN, f"{shm:.1f} GiB free", "enlarge /dev/shm (--shm-size=8g)"))
     if needs_data:
-        there = said["data"] is not None
-        rows.append(("data", there, Verdict.FAIL, said["data"] or "not there", "stage the data there"))
+        there = report["data"] is not None
+        rows.append(("data", there, Verdict.FAIL, report["data"] or "not there", "stage the data there"))
     findings = [Finding(name, what, Verdict.OK if good else bad, found, "" if good else remedy)
                 for what, good, bad, found, remedy in rows]  # fmt: skip
     return findings + _judge_gpus(facts)
 
 
 def _judge_gpus(facts: Facts) -> list[Finding]:
-    name, gpus = facts.host.address, facts.said["gpus"]
+    name, gpus = facts.host.address, facts.report["gpus"]
     if not gpus:
         return [
             Finding(name, "gpu", Verdict.WARN, "none seen", "training works on the CPU, slowly; install the driver")
@@ -158,7 +143,7 @@ def _judge_gpus(facts: Facts) -> list[Finding]:
         if errors.isdigit() and int(errors) > 0:
             findings.append(Finding(name, f"gpu {index}", Verdict.FAIL, found, "reset the GPU or replace the machine"))
         elif float(used) > 500 or (busy.isdigit() and int(busy) > 5):
-            findings.append(Finding(name, f"gpu {index}", Verdict.WARN, found, "somebody uses it: see nvidia-smi"))
+            findings.append(Finding(name, f"gpu {index}", Verdict.WARN, found, "it is in use: see nvidia-smi"))
         else:
             findings.append(Finding(name, f"gpu {index}", Verdict.OK, found))
     return findings
@@ -172,23 +157,23 @@ def judge_together(facts: Sequence[Facts]) -> list[Finding]:
         ("same python", lambda said: ".".join(said["python"].split(".")[:2]), "use one version of Python"),
         ("same torch", lambda said: said["torch"], "use one version of torch"),
         ("same driver", lambda said: sorted({gpu[6] for gpu in said["gpus"]}), "install one driver version"),
-        ("same gpus", lambda said: sorted(gpu[1] for gpu in said["gpus"]), "the slowest GPU sets the pace"),
+        ("same gpus", lambda said: sorted(gpu[1] for gpu in said["gpus"]), "the slowest GPU limits the speed"),
         ("same data", lambda said: said["data"], "stage the same data on all hosts"),
     ]
     findings = []
     for name, of, remedy in questions:
-        values = {one.host.address: of(one.said) for one in facts}
+        values = {one.host.address: of(one.report) for one in facts}
         if len({str(value) for value in values.values()}) == 1:
             findings.append(Finding("all", name, Verdict.OK, str(next(iter(values.values())) or "none")))
         else:
-            told = ", ".join(f"{host}: {value}" for host, value in values.items())
+            differing = ", ".join(f"{host}: {value}" for host, value in values.items())
             verdict = Verdict.WARN if name == "same gpus" else Verdict.FAIL
-            findings.append(Finding("all", name, verdict, told, remedy))
+            findings.append(Finding("all", name, verdict, differing, remedy))
     return findings
 
 
 async def _shared(launch: SshLaunch, able: list[tuple[Host, Connection]]) -> Finding:
-    """A token written on the first host must be read on all."""
+    """Whether all hosts can read a token that the first one wrote."""
     secret, root = secrets.token_hex(8), launch.run_root.rstrip("/")
     first = able[0][1]
     await _ask(launch, first, {"what": "token", "do": "write", "root": root, "token": secret})
@@ -240,22 +225,22 @@ async def _reduce(launch: SshLaunch, able: list[tuple[Host, Connection]], hosts:
 
 
 async def _ask(launch: SshLaunch, connection: Connection, question: dict[str, Any]) -> tuple[dict[str, Any], float]:
-    """(answer of the probe on a host, seconds by which its clock is ahead of ours)."""
+    """(report of the probe on a host, seconds by which its clock is ahead of ours)."""
     root = launch.run_root.rstrip("/")
-    place = f"{root}/.maskfleet-probe-{parts_of(connection.address)[1]}.py"
+    script = f"{root}/.maskfleet-probe-{parts_of(connection.address)[1]}.py"
     if question["what"] == "facts":
-        await connection.put(place, inspect.getsource(probe).encode())
+        await connection.put(script, inspect.getsource(probe).encode())
     python = f"{launch.environment.rstrip('/')}/bin/python" if launch.environment else launch.python
     before = time.time()
-    done = await connection.run(remote_line([python, place, json.dumps(question)]), timeout_s=REDUCE_S + 15)
+    done = await connection.run(remote_line([python, script, json.dumps(question)]), timeout_s=REDUCE_S + 15)
     if done.code != 0:
         said = (done.err.strip() or done.out.strip() or f"code {done.code}").splitlines()[-1]
         raise LaunchError(
-            f"host {connection.address}: {said}", remedy="install Python 3.11 or newer there, and see run_root"
+            f"host {connection.address}: {said}", remedy="install Python 3.11 or newer there, and check run_root"
         )
     answer = json.loads(done.out.strip().splitlines()[-1])
     now = float(answer.get("time", before))
-    ahead = max(0.0, now - time.time()) + min(0.0, now - before)  # what the time of the question cannot explain
+    ahead = max(0.0, now - time.time()) + min(0.0, now - before)  # beyond the duration of the request
     return answer, ahead
 
 

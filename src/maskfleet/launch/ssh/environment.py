@@ -1,4 +1,4 @@
-"""Makes the Python environment of a launch on a host.
+"""Creates the Python environment of a launch on a host.
 
 It is sent to that host and runs there alone, before maskfleet is installed: standard library only.
 
@@ -16,7 +16,7 @@ READY = ".maskfleet-ready"
 
 
 def main() -> int:
-    if sys.version_info < (3, 11):  # noqa: UP036 - older Pythons run this file to be told
+    if sys.version_info < (3, 11):  # noqa: UP036 - so that an older Python prints this message
         print("maskfleet needs Python 3.11 or newer; %s is %s" % (sys.executable, sys.version.split()[0]))  # noqa: UP031
         return 3
     folder, wheel = (os.path.expanduser(path) for path in sys.argv[1:3])  # noqa: PTH111 - see the docstring
@@ -27,7 +27,7 @@ def main() -> int:
         if os.path.exists(ready):  # noqa: PTH110
             return 0
         python = os.path.join(folder, "bin", "python")  # noqa: PTH118
-        # What the machine's Python has already, such as a torch built for its driver, stays in use.
+        # Packages of the machine's Python, such as a torch built for its driver, stay in use.
         make = [sys.executable, "-m", "venv", "--clear", "--system-site-packages", folder]
         install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel]
         for command in (make, install):

@@ -1,4 +1,4 @@
-"""What one host reports to the doctor about itself.
+"""Reports facts about a host to the doctor.
 
 It is sent to that host and runs there alone: standard library only, and torch for `reduce`.
 
@@ -26,7 +26,7 @@ GPU_FIELDS = "index,name,memory.used,memory.total,utilization.gpu,ecc.errors.unc
 
 
 def facts(asked: dict[str, Any]) -> dict[str, Any]:
-    """Versions, GPUs, room, speed, data and what can be reached from here."""
+    """Versions, GPUs, free space, disk speed, data and which hosts are reachable from here."""
     root = Path(os.path.expanduser(asked["root"]))  # noqa: PTH111 - a leading ~ of any kind
     root.mkdir(parents=True, exist_ok=True)
     return {
@@ -46,7 +46,7 @@ def facts(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def token(asked: dict[str, Any]) -> dict[str, Any]:
-    """Write the doctor's token on one host, read it on the others, and take it away."""
+    """Write, read or remove the doctor's token."""
     path = Path(os.path.expanduser(asked["root"])) / ".maskfleet-doctor"  # noqa: PTH111
     if asked["do"] == "write":
         path.write_text(asked["token"])
@@ -56,7 +56,7 @@ def token(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def reduce_over(asked: dict[str, Any]) -> dict[str, Any]:
-    """Start this host's ranks of an all-reduce, under torchrun; the answer is what its first rank measured."""
+    """Run this host's ranks of an all-reduce under torchrun; returns what its first rank measured."""
     argv = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={asked['nodes']}"]
     argv += [f"--nproc-per-node={asked['slots']}", "--rdzv-backend=c10d", "--rdzv-id=doctor", "--max-restarts=0"]
     argv += [f"--rdzv-endpoint={asked['endpoint']}", f"--local-addr={asked['address']}"]
@@ -72,7 +72,7 @@ def reduce_over(asked: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"no answer within {asked['timeout_s']} s"}
     measured = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode != 0:
-        return {"error": (done.stderr.strip().splitlines() or ["no words"])[-1]}
+        return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1]}
     return json.loads(measured[0]) if measured else {}
 
 
@@ -103,13 +103,13 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def own_address(asked: dict[str, Any]) -> dict[str, Any]:
-    """The address from which this host would reach the first of the others."""
+    """The address at which the other hosts reach this one: the source of its route to them."""
     for name, _ in asked["others"]:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
                 probe.connect((name, 9))
             except OSError:
-                continue  # the next one may have a name that resolves
+                continue  # the name of the next one may resolve
             return {"address": probe.getsockname()[0]}
     return {"address": "127.0.0.1"}
 
@@ -194,7 +194,7 @@ def _reaches(name: str, port: int) -> bool:
 
 
 def _manifest(root: Path) -> str | None:
-    """A digest of names and sizes in the data's folders; None if there is no such folder."""
+    """A digest of file names and sizes in the data folder; None if it does not exist."""
     if not root.is_dir():
         return None
     digest = hashlib.sha256()

@@ -12,14 +12,14 @@ from maskfleet.launch.supervise.job_files import Host
 from maskfleet.system.aws import aws_client, aws_error, aws_exceptions, aws_session, code_of
 
 _GROUP, _INSTANCE, _NESTED = "AWS::AutoScaling::AutoScalingGroup", "AWS::EC2::Instance", "AWS::CloudFormation::Stack"
-_STANDING = ("CREATE_COMPLETE", "UPDATE_COMPLETE", "IMPORT_COMPLETE", "UPDATE_ROLLBACK_COMPLETE")
+_COMPLETE = ("CREATE_COMPLETE", "UPDATE_COMPLETE", "IMPORT_COMPLETE", "UPDATE_ROLLBACK_COMPLETE")
 _PAGE = 100  # instances asked for at once
 
 
 def hosts_of_stack(name: str, *, region: str | None, known: Mapping[str, Instance], default_slots: int) -> list[Host]:
-    """The hosts of the stack `name`, oldest first; a rank a GPU, where the instance type is known to have some.
+    """The hosts of the stack `name`, oldest first; one rank per GPU of a known instance type.
 
-    Instances without a GPU are left out if others have one: they are there to log in or to store.
+    Instances without a GPU are left out if others have one: they are login or storage nodes.
     """
     session = aws_session("hosts of a stack", region=region)
     with _aws_errors(name):
@@ -31,7 +31,8 @@ def hosts_of_stack(name: str, *, region: str | None, known: Mapping[str, Instanc
             found = _running(client, [*instances, *members])
     if not found:
         raise LaunchError(
-            f"stack {name} has no running instance", remedy="start its instances, or wait until its group has made them"
+            f"stack {name} has no running instance",
+            remedy="start its instances, or wait until its group has launched them",
         )
     lost = wanted + len(instances) - len(found)
     if lost > 0:
@@ -46,11 +47,11 @@ def hosts_of_stack(name: str, *, region: str | None, known: Mapping[str, Instanc
 
 
 def _resources(client: Any, stack: str) -> tuple[list[str], list[str]]:
-    """(Auto Scaling groups, instances) of a stack that stands."""
+    """(Auto Scaling groups, instances) of a stack that is complete."""
     status = client.describe_stacks(StackName=stack)["Stacks"][0]["StackStatus"]
-    if status not in _STANDING:
+    if status not in _COMPLETE:
         raise LaunchError(
-            f"stack {stack} is {status}", remedy="wait until it is complete, or look at its events for why it failed"
+            f"stack {stack} is {status}", remedy="wait until it is complete, or see its events for why it failed"
         )
     groups, instances = [], []
     for page in client.get_paginator("list_stack_resources").paginate(StackName=stack):
@@ -69,7 +70,7 @@ def _resources(client: Any, stack: str) -> tuple[list[str], list[str]]:
 
 def _members(client: Any, groups: list[str]) -> tuple[int, list[str]]:
     """(instances that the groups should have, ids of those that they have)."""
-    if not groups:  # the request would mean all groups
+    if not groups:  # an empty list would select all groups
         return 0, []
     pages = client.get_paginator("describe_auto_scaling_groups").paginate(AutoScalingGroupNames=groups)
     found = [group for page in pages for group in page["AutoScalingGroups"]]
@@ -87,7 +88,7 @@ def _running(client: Any, ids: list[str]) -> list[dict[str, Any]]:
 
 
 def _address(instance: dict[str, Any]) -> str:
-    """Its public name where it has one, else its private address, for a VPN or a jump host of ~/.ssh/config."""
+    """Its public name if it has one, else its private address, for a VPN or a jump host of ~/.ssh/config."""
     return str(instance.get("PublicDnsName") or instance.get("PublicIpAddress") or instance["PrivateIpAddress"])
 
 

@@ -1,4 +1,4 @@
-"""This version of maskfleet as a wheel, packed from the files in use: no build tools, the same bytes every time."""
+"""Builds a wheel from the installed maskfleet without build tools; the same files give the same bytes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from maskfleet.errors import LaunchError
 
 
 def built_wheel() -> tuple[str, str, bytes]:
-    """(digest, file name, content) of the wheel; wheels of one version may differ while it is worked on."""
+    """(digest, file name, content) of the wheel; the digest tells wheels of one version apart."""
     try:
         metadata = importlib.metadata.distribution("maskfleet").read_text("METADATA")
     except importlib.metadata.PackageNotFoundError:
         metadata = None
     if metadata is None:
-        raise LaunchError("maskfleet is not installed here, so its wheel cannot be made", remedy="pip install -e .")
+        raise LaunchError("maskfleet is not installed here, so its wheel cannot be built", remedy="pip install -e .")
     package = Path(maskfleet.__file__).parent
     info = f"maskfleet-{__version__}.dist-info"
     files = {f"maskfleet/{path.relative_to(package).as_posix()}": path.read_bytes() for path in _sources(package)}

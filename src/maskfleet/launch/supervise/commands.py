@@ -1,4 +1,4 @@
-"""How torchrun or mpirun starts the ranks of a job: arguments and environment, as lists."""
+"""The command lines and environment with which torchrun or mpirun starts the ranks of a job."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from maskfleet.launch.supervise.job_files import Endpoint, Host, Job
-from maskfleet.launch.supervise.processes import MARK, mark_of
+from maskfleet.launch.supervise.processes import JOB_VARIABLE, job_id
 from maskfleet.system.network import interface_with
 
-PORTS = 16  # a new rendezvous takes the next of so many ports: the one before may still linger on its own
-JOIN_S = 600  # that long the hosts that are left wait for enough others
-LOCK_S = 180  # a file server takes a minute or two to give the locks of a dead machine away
-SAVE_S = 60  # that long a rank may take to save after SIGTERM
+PORTS = 16  # each new rendezvous takes the next port: the previous one may still be in TIME_WAIT
+JOIN_S = 600  # how long the remaining hosts wait for enough others
+LOCK_S = 180  # a file server takes a minute or two to release the locks of a dead machine
+SAVE_GRACE_S = 60  # grace period for a rank to save after SIGTERM
 
 
 def environment(job: Job, run_dir: Path, index: int, base: Mapping[str, str]) -> dict[str, str]:
-    """Of every process of the job on host `index`."""
-    env = {**base, "PYTHONUNBUFFERED": "1", **job.env, MARK: mark_of(run_dir)}
+    """The environment of every process of the job on host `index`."""
+    env = {**base, "PYTHONUNBUFFERED": "1", **job.env, JOB_VARIABLE: job_id(run_dir)}
     env["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "[rank${rank}]: "
-    # torchrun would keep one store for all attempts, in which the ranks of a new one find the addresses of dead ones.
+    # With one shared store for all attempts, the ranks of a new attempt would find the addresses of dead ranks.
     env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if len(job.hosts) > 1:
         interface = interface_with(local_address(job, index))
@@ -32,14 +32,14 @@ def environment(job: Job, run_dir: Path, index: int, base: Mapping[str, str]) ->
 
 
 def train_command(run_dir: Path) -> list[str]:
-    """What every rank is; that of a lost host may hold the run directory until its file server has given it up."""
+    """The command of every rank; a lost host may hold the run's lock until its file server releases it."""
     return ["-m", "maskfleet", "train", str(run_dir), "--wait", str(LOCK_S)]
 
 
 def torchrun(job: Job, run_dir: Path, logs: Path, *, index: int, endpoint: Endpoint) -> list[str]:
-    """torchrun for host `index`, which meets the others at `endpoint`."""
+    """torchrun on host `index`, with its rendezvous at `endpoint`."""
     argv = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={job.hosts[index].slots}"]
-    argv += [f"--max-restarts={job.max_restarts}", f"--log-dir={logs}", "--tee=3", f"--shutdown-timeout={SAVE_S}"]
+    argv += [f"--max-restarts={job.max_restarts}", f"--log-dir={logs}", "--tee=3", f"--shutdown-timeout={SAVE_GRACE_S}"]
     if len(job.hosts) == 1:
         argv.append("--standalone")
     else:
@@ -56,7 +56,7 @@ def torchrun(job: Job, run_dir: Path, logs: Path, *, index: int, endpoint: Endpo
 
 
 def mpirun(job: Job, run_dir: Path, logs: Path, *, hosts: Mapping[int, str], generation: int) -> list[str]:
-    """Open MPI's mpirun over `hosts`, index to address, from the first of them."""
+    """Open MPI's mpirun across `hosts` (index to address), started on the first of them."""
     hostfile = logs / "hostfile"
     hostfile.write_text("".join(f"{address} slots={job.hosts[index].slots}\n" for index, address in hosts.items()))
     slots = sum(job.hosts[index].slots for index in hosts)
@@ -65,7 +65,7 @@ def mpirun(job: Job, run_dir: Path, logs: Path, *, hosts: Mapping[int, str], gen
     argv = ["mpirun", "--hostfile", str(hostfile), "-np", str(slots), "--bind-to", "none", "--map-by", "slot"]
     argv += ["--tag-output", "--output-filename", str(logs), "--mca", "plm_rsh_no_tree_spawn", "1"]
     argv += ["--mca", "plm_rsh_args", "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5"]
-    argv += ["--mca", "orte_launch_agent", f"env {MARK}={mark_of(run_dir)} orted"]
+    argv += ["--mca", "orte_launch_agent", f"env {JOB_VARIABLE}={job_id(run_dir)} orted"]
     argv += ["--mca", "btl", "tcp,self"]
     argv += ["-x", f"MASTER_ADDR={first}", "-x", f"MASTER_PORT={port_of(job, generation)}"]
     for name in passed:
@@ -74,7 +74,7 @@ def mpirun(job: Job, run_dir: Path, logs: Path, *, hosts: Mapping[int, str], gen
 
 
 def port_of(job: Job, generation: int) -> int:
-    """Port of the `generation`-th rendezvous."""
+    """Port of the rendezvous of a generation."""
     return job.port + generation % PORTS
 
 
@@ -91,7 +91,7 @@ def bracketed(address: str) -> str:
 
 
 def local_address(job: Job, index: int) -> str:
-    """The address of this host `index` as the others see it: the one from which it would reach them."""
+    """The address at which the other hosts reach host `index`, which is this one: the source of its route to them."""
     others: list[Host] = [host for number, host in enumerate(job.hosts) if number != index]
     for other in others:
         try:

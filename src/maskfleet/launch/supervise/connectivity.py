@@ -1,4 +1,4 @@
-"""Whether this host still reaches any other one: a host whose network is gone may well keep its disks."""
+"""Whether this host is cut off from all others: a host can lose its network and still see the shared folder."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ CUT_S = 12.0
 SSH_PORT = 22
 
 
-class Reach:
-    """Tries the SSH port of the others now and then; only an answer that was there before can be missed."""
+class Connectivity:
+    """Probes the SSH port of the other hosts; a host that never answered says nothing about the network."""
 
     def __init__(self, folder: JobFolder, job: Job, index: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._job, self._index, self._clock = folder, job, index, clock
         self._answered_at: float | None = None
 
-    def watch(self) -> None:
-        """Probe in the background for as long as the process lives."""
+    def start(self) -> None:
+        """Probe in the background until the process exits."""
         if len(self._job.hosts) > 1:
             threading.Thread(target=self._probe_forever, daemon=True).start()
 
-    def note(self, answered: bool) -> None:
-        """Whether any host answered just now."""
+    def record(self, answered: bool) -> None:
+        """Record whether any host answered the latest probe."""
         if answered:
             self._answered_at = self._clock()
 
     def is_cut_off(self, *, leads: bool) -> bool:
-        """Whether no host has answered for long; of two hosts the leading one goes on, as either may be cut off."""
+        """Whether no host has answered for CUT_S; with two hosts, either may be cut off, so the leader continues."""
         if self._answered_at is None or (leads and len(self._job.hosts) == 2):
             return False
         return self._clock() - self._answered_at > CUT_S
 
     def _probe_forever(self) -> None:
         while True:
-            self.note(any(self._answers(host) for host in range(len(self._job.hosts)) if host != self._index))
+            self.record(any(self._answers(host) for host in range(len(self._job.hosts)) if host != self._index))
             time.sleep(PROBE_S)
 
     def _answers(self, host: int) -> bool:
-        beat = self._folder.beat(host)
+        heartbeat = self._folder.heartbeat(host)
         port = self._job.hosts[host].address.rpartition(":")[2]
-        address = beat.address if beat is not None else bare_address(self._job.hosts[host].address)
+        address = heartbeat.address if heartbeat is not None else bare_address(self._job.hosts[host].address)
         try:
             with socket.create_connection((address, int(port) if port.isdigit() else SSH_PORT), timeout=1):
                 return True
         except ConnectionRefusedError:
-            return True  # somebody was there to refuse
+            return True  # a host that refuses the connection is up
         except OSError:
             return False

@@ -1,13 +1,13 @@
-"""The files by which the supervisors of a job, and whoever asks about it, know of each other.
+"""The files through which the supervisors of a job, and commands that ask about it, communicate.
 
 RUN_DIR/launch/job.json         what to run and where; written once
-RUN_DIR/launch/endpoint.json    which host keeps the rendezvous, and its generation number
-RUN_DIR/launch/outcome.json     how the run ended; written once, by the first to know
-RUN_DIR/launch/cancel           somebody wants it to stop
-RUN_DIR/launch/host-0/          beat.json, events.jsonl, output.log and the ranks' own logs of the first host, and so on
+RUN_DIR/launch/endpoint.json    which host serves the rendezvous, and its generation number
+RUN_DIR/launch/outcome.json     how the run ended; the first host that knows writes it, once
+RUN_DIR/launch/cancel           a stop request
+RUN_DIR/launch/host-0/          heartbeat (beat.json), events.jsonl, output.log and the ranks' logs of the first host
 
-All hosts see one run directory: a run needs that for its checkpoints anyway. It also settles who may go on when hosts
-cannot reach each other: whoever cannot write here is out.
+All hosts share one run directory, which a run needs for its checkpoints anyway. It also decides which hosts continue
+when the network is partitioned: a host that cannot write here counts as lost.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the supervisors carry out: the content of job.json."""
+    """The job that the supervisors run: the content of job.json."""
 
     name: str
     starter: str  # torchrun or mpirun
@@ -45,7 +45,7 @@ class Job:
     min_nodes: int
     max_restarts: int
     port: int
-    cwd: str  # a leading ~ is the home folder
+    cwd: str  # a leading ~ is the home directory
     env: Mapping[str, str]
 
     def to_json(self) -> str:
@@ -58,8 +58,8 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """A supervisor's sign of life."""
+class Heartbeat:
+    """The content of beat.json: a supervisor writes it every few seconds."""
 
     count: int
     pid: int
@@ -68,20 +68,20 @@ class Beat:
     restarts: int
     time: float
     address: str  # as the other hosts reach it
-    lost: list[int]  # hosts of which this one has had no sign of life for long
+    lost: list[int]  # hosts that this one considers lost
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the ranks meet."""
+    """Where the ranks rendezvous."""
 
     generation: int
     host: int
-    address: str  # as the other hosts reach it, which is not always as the launching side does
+    address: str  # for the other hosts; the launching machine may use another one
 
 
 class JobFolder:
-    """RUN_DIR/launch, read and written whole: nobody sees half a file."""
+    """RUN_DIR/launch; files are written atomically."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -99,20 +99,20 @@ class JobFolder:
                 f"there is no job in {self.run_dir}: {error}", remedy="check the handle; `maskfleet launch` prints it"
             ) from error
 
-    def beat(self, index: int) -> Beat | None:
+    def heartbeat(self, index: int) -> Heartbeat | None:
         data = read_json(self.host(index) / "beat.json")
-        return Beat(**data) if data else None
+        return Heartbeat(**data) if data else None
 
-    def write_beat(self, index: int, beat: Beat) -> None:
+    def write_heartbeat(self, index: int, heartbeat: Heartbeat) -> None:
         # Not synced: a busy disk may take longer to sync than the other hosts wait for a heartbeat.
-        write_atomically(self.host(index) / "beat.json", json.dumps(asdict(beat)), durable=False)
+        write_atomically(self.host(index) / "beat.json", json.dumps(asdict(heartbeat)), durable=False)
 
     def outcome(self) -> dict[str, Any] | None:
-        """`state` and `exit_code` of a run that ended."""
+        """`state`, `exit_code` and `why` of a run that has ended; None before that."""
         return read_json(self.path / "outcome.json") or None
 
     def write_outcome(self, state: str, exit_code: int, why: str = "") -> None:
-        """The first outcome stands."""
+        """Write how the run ended, unless another host has done so."""
         outcome = {"state": state, "exit_code": exit_code, "why": why, "time": time.time()}
         write_once(self.path / "outcome.json", json.dumps(outcome))
 
@@ -123,10 +123,10 @@ class JobFolder:
     def write_endpoint(self, endpoint: Endpoint) -> None:
         write_atomically(self.path / "endpoint.json", json.dumps(asdict(endpoint)))
 
-    def wants_cancel(self) -> bool:
+    def cancel_requested(self) -> bool:
         return (self.path / "cancel").exists()
 
-    def ask_cancel(self) -> None:
+    def request_cancel(self) -> None:
         (self.path / "cancel").touch()
 
     def add_event(self, index: int, what: str) -> None:
@@ -140,7 +140,7 @@ class JobFolder:
         for file in self.path.glob("host-*/events.jsonl"):
             for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
                 if not line.endswith("\n"):
-                    continue  # it is just being written
+                    continue  # it is still being written
                 event = json.loads(line)
                 lines.append(f"{event['time']} {event['what']}")
         return sorted(lines)
@@ -162,10 +162,10 @@ class JobFolder:
             try:
                 return int(json.loads(line)["step"])
             except (ValueError, KeyError, TypeError):
-                continue  # cut short by a kill, or by where the reading began
+                continue  # cut short by a kill, or by the seek above
         return None
 
 
 def stamp() -> str:
-    """Now, as every line of a job's log begins: sorting the lines of all hosts puts them in order."""
+    """The current time, with which every log line begins: sorting merges the lines of all hosts."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,4 +1,4 @@
-"""A job's files into its run directory, on the machine that runs it."""
+"""Write the files of a job into its run directory, on the machine that runs it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from maskfleet.config.load import RUN_FILE, load, write_run_file
 from maskfleet.errors import LaunchError
 from maskfleet.launch.job import JobState
 from maskfleet.launch.supervise.job_files import LAUNCH
-from maskfleet.launch.supervise.status import await_close, status_of
+from maskfleet.launch.supervise.status import status_of, wait_until_closed
 from maskfleet.system.files import write_atomically
 
 JOB_FILE = f"{LAUNCH}/job.json"
-INCOMING = ".incoming"  # ending of files that were sent and are not yet in place
+INCOMING = ".incoming"  # suffix of files that were sent and not installed yet
 
 
 def refuse_running(run_dir: Path) -> None:
-    """A job that is running is not sent again; one that has just ended is let end."""
-    await_close(run_dir)
+    """Raise if the job is running; a job that is just ending gets time to end."""
+    wait_until_closed(run_dir)
     status = status_of(run_dir)
     if status.state in (JobState.RUNNING, JobState.PENDING):
         raise LaunchError(
@@ -27,8 +27,8 @@ def refuse_running(run_dir: Path) -> None:
         )
 
 
-def place(run_dir: Path, files: Mapping[str, str]) -> None:
-    """Put `files` there; where the same run is there already it is continued, and how it ended is forgotten."""
+def write_job_files(run_dir: Path, files: Mapping[str, str]) -> None:
+    """Write `files`; if the same run is there already it will resume, so its old outcome is removed."""
     run_dir.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         if name == RUN_FILE and (run_dir / RUN_FILE).exists():
@@ -44,14 +44,14 @@ def place(run_dir: Path, files: Mapping[str, str]) -> None:
         write_atomically(path, content)
     for stale in ("outcome.json", "cancel", "endpoint.json"):
         (run_dir / LAUNCH / stale).unlink(missing_ok=True)
-    for beat in (run_dir / LAUNCH).glob("host-*/beat.json"):
-        beat.unlink()
+    for heartbeat in (run_dir / LAUNCH).glob("host-*/beat.json"):
+        heartbeat.unlink()
 
 
-def place_incoming(run_dir: Path) -> None:
-    """Put what was sent in place, unless the job is running."""
+def install_incoming_files(run_dir: Path) -> None:
+    """Install the files that were sent, unless the job is running."""
     refuse_running(run_dir)
     drafts = {name: run_dir / f"{name}{INCOMING}" for name in (RUN_FILE, JOB_FILE)}
-    place(run_dir, {name: draft.read_text(encoding="utf-8") for name, draft in drafts.items()})
+    write_job_files(run_dir, {name: draft.read_text(encoding="utf-8") for name, draft in drafts.items()})
     for draft in drafts.values():
         draft.unlink()

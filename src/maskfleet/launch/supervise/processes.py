@@ -1,4 +1,4 @@
-"""Every process of a job on this host, found by a mark in its environment, and the end of them."""
+"""The processes of a job on this host, found by a variable in their environment, and how to kill them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import signal
 import time
 from pathlib import Path
 
-MARK = "MASKFLEET_JOB"
+JOB_VARIABLE = "MASKFLEET_JOB"
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def mark_of(run_dir: Path) -> str:
-    """What marks the processes of the job in `run_dir`; plain letters, since it passes through many hands."""
+def job_id(run_dir: Path) -> str:
+    """The value of JOB_VARIABLE for the job in `run_dir`; only letters and digits, so it needs no quoting."""
     return hashlib.sha256(str(run_dir).encode()).hexdigest()[:20]
 
 
-def marked(mark: str) -> list[int]:
-    """Ids of the processes that carry `mark`, this one and its parents aside."""
-    wanted = f"{MARK}={mark}".encode()
+def processes_of(job: str) -> list[int]:
+    """Ids of the processes of the job, except this one and its parents."""
+    wanted = f"{JOB_VARIABLE}={job}".encode()
     mine = _ancestry()
     found = []
     for folder in Path("/proc").iterdir():
@@ -34,7 +34,7 @@ def ranks_of(pids: list[int]) -> list[int]:
 
 
 def wrappers_of(pids: list[int]) -> list[int]:
-    """Those of `pids` that hold a rank under mpirun (rank.py)."""
+    """Those of `pids` that wrap a rank under mpirun (rank.py)."""
     return [
         pid
         for pid in pids
@@ -43,7 +43,7 @@ def wrappers_of(pids: list[int]) -> list[int]:
 
 
 def age_s(pid: int) -> float | None:
-    """Seconds since the process began; None once it is gone."""
+    """Seconds since the process started; None once it has exited."""
     try:
         fields = (Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
         uptime = float(Path("/proc/uptime").read_text().split()[0])
@@ -52,8 +52,8 @@ def age_s(pid: int) -> float | None:
     return uptime - int(fields[19]) / _TICKS
 
 
-def end(pids: list[int], *, number: signal.Signals = signal.SIGKILL) -> None:
-    """Send `number` to each; those that are gone already are no trouble."""
+def send_signal(pids: list[int], number: signal.Signals = signal.SIGKILL) -> None:
+    """Send `number` to each of `pids`, ignoring processes that have exited."""
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -61,13 +61,13 @@ def end(pids: list[int], *, number: signal.Signals = signal.SIGKILL) -> None:
             continue
 
 
-def sweep(mark: str, *, patience_s: float = 10) -> list[int]:
-    """Kill what carries `mark` until nothing does; the answer is what withstood, such as a process in a dead disk."""
-    deadline = time.monotonic() + patience_s
-    while left := marked(mark):
+def kill_all(job: str, *, grace_s: float = 10) -> list[int]:
+    """Kill all processes of the job; returns those left after the grace period, such as one stuck in disk I/O."""
+    deadline = time.monotonic() + grace_s
+    while left := processes_of(job):
         if time.monotonic() > deadline:
             return left
-        end(left)
+        send_signal(left)
         time.sleep(0.05)
     return []
 
@@ -86,7 +86,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return b""  # gone, or another user's and so none of ours
+        return b""  # it has exited, or belongs to another user and so not to the job
 
 
 def _ancestry() -> set[int]:
@@ -96,5 +96,5 @@ def _ancestry() -> set[int]:
         try:
             pid = int((Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[1])
         except (FileNotFoundError, ProcessLookupError):
-            break  # it has just ended, as the command does that detached this process
+            break  # it has just exited, like the command that detached this process
     return pids

@@ -1,4 +1,4 @@
-"""One rank under mpirun: finds its host's network interface, starts the trainer, and lets it save before it ends."""
+"""One rank under mpirun: sets the network interface, starts the trainer, and lets it save before it exits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from maskfleet.launch.supervise.job_files import Job, JobFolder
 from maskfleet.system.process import shell_code, start
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
-STOPPED = "stopped"  # file in the host's folder: its rank was asked to stop, and saved
+STOPPED = "stopped"  # file in the host's folder: a rank got a stop request, and saved
 
 
 def own_index(job: Job) -> int:
@@ -45,16 +45,16 @@ def main() -> int:
         new_session=False,
     )
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a second one would keep the trainer from saving
+    def forward(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second signal would keep the trainer from saving
         trainer.send_signal(number)
 
     for number in STOPS:
-        signal.signal(number, pass_on)
+        signal.signal(number, forward)
     code = trainer.wait()
     assert code is not None, "without a time limit it waits for the end"
     if code in [128 + number for number in STOPS]:
-        # mpirun would kill the ranks that still save if this one ended with anything but 0.
+        # With any other exit code mpirun would kill the ranks that are still saving.
         folder.host(index).mkdir(parents=True, exist_ok=True)
         (folder.host(index) / STOPPED).touch()
         return 0

@@ -1,4 +1,4 @@
-"""Why a job on Kubernetes waits or failed, from what the API says of it."""
+"""Why a job on Kubernetes waits or failed, from what the API reports about it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from maskfleet.launch.causes import Cause
-from maskfleet.launch.eks.causes import CAPACITY, CONTAINER, ENDED, NO_ROOM, NODE, REFUSED, VOLUME
-from maskfleet.launch.eks.status import Snapshot, age_s, condition, containers, ended
+from maskfleet.launch.eks.causes import CAPACITY, CONTAINER, ENDED, NO_NODE, NODE, REFUSED, VOLUME
+from maskfleet.launch.eks.status import JobSnapshot, age_s, condition, containers, ended, event_text
+from maskfleet.launch.explain import SYMPTOMS, explain_lines
+from maskfleet.launch.job import JobState, JobStatus
 from maskfleet.system.kube.client import Json
 
-TAKEN_UP_S = 30.0  # an operator that runs has looked at a new job by then
+TAKEN_UP_S = 30.0  # a running operator has set conditions on a new job by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +30,28 @@ class Reason:
         return f"cause: {self.name}. {self.meaning}\n  → {self.next_step}\n\nseen in: {evidence}"
 
 
-def reason_of(shot: Snapshot) -> Reason | None:
-    """The cause that the cluster itself knows; None where only the ranks can say more."""
-    finders: tuple[Callable[[Snapshot], Reason | None], ...] = (_suspended, _memory, _stuck, _operator)
+def reason_of(snapshot: JobSnapshot) -> Reason | None:
+    """The cause that shows in the cluster; None if only the logs of the ranks can tell."""
+    finders: tuple[Callable[[JobSnapshot], Reason | None], ...] = (_suspended, _memory, _stuck, _operator)
     for find in finders:
-        reason = find(shot)
+        reason = find(snapshot)
         if reason is not None:
             return reason
     return None
 
 
-def _suspended(shot: Snapshot) -> Reason | None:
-    if shot.mpijob is None or not shot.mpijob["spec"].get("runPolicy", {}).get("suspend"):
+def _suspended(snapshot: JobSnapshot) -> Reason | None:
+    if snapshot.mpijob is None or not snapshot.mpijob["spec"].get("runPolicy", {}).get("suspend"):
         return None
-    queue = shot.mpijob["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
+    queue = snapshot.mpijob["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
     said = next(
-        (line for line in _lines(shot) if re.search(r"QuotaReserved|Pending|Inadmissible|couldn't assign", line)), ""
+        (line for line in _lines(snapshot) if re.search(r"QuotaReserved|Pending|Inadmissible|couldn't assign", line)),
+        "",
     )
     if queue:
         return Reason(
             "queued",
-            f"Kueue holds the job in queue {queue} until its quota has room.",
+            f"Kueue holds the job in queue {queue} until quota is available.",
             f"wait, or look at `kubectl get workloads` and `kubectl describe localqueue {queue}`",
             said or f"runPolicy.suspend is true, queue {queue}",
         )
@@ -60,15 +63,15 @@ def _suspended(shot: Snapshot) -> Reason | None:
     )
 
 
-def _memory(shot: Snapshot) -> Reason | None:
-    for pod in shot.pods:
+def _memory(snapshot: JobSnapshot) -> Reason | None:
+    for pod in snapshot.pods:
         for one in containers(pod):
             for state in (one.get("state", {}), one.get("lastState", {})):
                 if state.get("terminated", {}).get("reason") == "OOMKilled":
                     limit = _memory_limit(pod, one["name"])
                     return Reason(
                         "host memory",
-                        f"The {one['name']} was killed: it used more memory than it may{limit}.",
+                        f"The {one['name']} was killed: it exceeded its memory limit{limit}.",
                         "lower data.num_workers, take more memory (launch.memory_gib) or a larger --instance",
                         f"pod {pod['metadata']['name']}: {one['name']} OOMKilled, "
                         f"exit code {state['terminated'].get('exitCode')}",
@@ -76,21 +79,21 @@ def _memory(shot: Snapshot) -> Reason | None:
     return None
 
 
-def _stuck(shot: Snapshot) -> Reason | None:
-    lines = list(_lines(shot))
-    is_over = shot.mpijob is not None and condition(shot.mpijob, "Succeeded") is not None
-    if is_over or not (any(pod["status"].get("phase") == "Pending" for pod in shot.pods) or not shot.pods):
+def _stuck(snapshot: JobSnapshot) -> Reason | None:
+    lines = list(_lines(snapshot))
+    is_over = snapshot.mpijob is not None and condition(snapshot.mpijob, "Succeeded") is not None
+    if is_over or not (any(pod["status"].get("phase") == "Pending" for pod in snapshot.pods) or not snapshot.pods):
         return _first(lines, NODE + CONTAINER + REFUSED + ENDED)
     return (
         _first(lines, CONTAINER + REFUSED + VOLUME + NODE + ENDED)
-        # What was said last of capacity holds; what the scheduler repeats of nodes that are full says less.
+        # The latest event about capacity counts; the scheduler's repeated events about full nodes tell less.
         or next((reason for line in lines if (reason := _first([line], CAPACITY)) is not None), None)
-        or _first(lines, NO_ROOM)
+        or _first(lines, NO_NODE)
     )
 
 
 def _first(lines: list[str], causes: tuple[Cause, ...]) -> Reason | None:
-    """The first of `causes` that shows in any of `lines`."""
+    """The first of `causes` whose pattern matches any of `lines`."""
     for cause in causes:
         found = next((line for line in lines if cause.pattern.search(line)), None)
         if found is not None:
@@ -98,32 +101,32 @@ def _first(lines: list[str], causes: tuple[Cause, ...]) -> Reason | None:
     return None
 
 
-def _operator(shot: Snapshot) -> Reason | None:
-    job = shot.mpijob
+def _operator(snapshot: JobSnapshot) -> Reason | None:
+    job = snapshot.mpijob
     if job is None or job.get("status", {}).get("conditions") or age_s(job) < TAKEN_UP_S:
         return None
     return Reason(
         "no operator",
-        "Nothing has looked at the job since it was sent: the MPI operator does not run.",
+        "No operator has handled the job since it was created: the MPI operator is not running.",
         "see `kubectl get deploy -A | grep mpi-operator`; deploy/helm/mpi-operator installs it",
-        f"MPIJob {shot.release} has no conditions {age_s(job):.0f} s after it was made",
+        f"MPIJob {snapshot.release} has no conditions {age_s(job):.0f} s after it was created",
     )
 
 
-def _lines(shot: Snapshot) -> Iterator[str]:
-    """What the API says of the parts of the job, as `object reason: message`; how they are now before events."""
-    for claim in shot.claims:
+def _lines(snapshot: JobSnapshot) -> Iterator[str]:
+    """What the API reports about the job, as `object reason: message`; current states come before events."""
+    for claim in snapshot.claims:
         phase = claim.get("status", {}).get("phase")
         if phase not in (None, "Bound"):
             yield f"claim {claim['metadata']['name']} is {phase}: unbound immediate PersistentVolumeClaims"
-    for pod in reversed(shot.pods):
+    for pod in reversed(snapshot.pods):
         yield from _pod_lines(pod)
-        yield from _in_vain(pod)
-    for thing in (shot.mpijob, shot.launcher_job):
+        yield from _failed_init(pod)
+    for thing in (snapshot.mpijob, snapshot.launcher_job):
         for one in (thing or {}).get("status", {}).get("conditions", []):
             if one["type"] == "Failed" and one["status"] == "True":
                 yield f"{(thing or {}).get('kind', 'job')} {one.get('reason', '')}: {one.get('message', '')}"
-    for event in reversed(shot.events):
+    for event in reversed(snapshot.events):
         about = event["involvedObject"]
         yield f"{about.get('kind', '')} {about.get('name', '')} {event.get('reason', '')}: {event.get('message', '')}"
 
@@ -139,13 +142,13 @@ def _pod_lines(pod: Json) -> Iterator[str]:
     for one in containers(pod):
         for state in (one.get("state", {}), one.get("lastState", {})):
             for kind in ("waiting", "terminated"):
-                told = state.get(kind) or {}
-                if told.get("reason") not in (None, "Error", "Completed", "ContainerCreating", "PodInitializing"):
-                    yield f"pod {name} {one['name']} {told['reason']}: {told.get('message', '')}"
+                found = state.get(kind) or {}
+                if found.get("reason") not in (None, "Error", "Completed", "ContainerCreating", "PodInitializing"):
+                    yield f"pod {name} {one['name']} {found['reason']}: {found.get('message', '')}"
 
 
-def _in_vain(pod: Json) -> Iterator[str]:
-    """A launcher whose workers did not come ends before it begins."""
+def _failed_init(pod: Json) -> Iterator[str]:
+    """Init containers that failed, as in a launcher whose workers did not start."""
     for one in pod.get("status", {}).get("initContainerStatuses", []):
         terminated = one.get("state", {}).get("terminated") or {}
         if terminated.get("exitCode", 0) != 0:
@@ -160,13 +163,39 @@ def _memory_limit(pod: Json, name: str) -> str:
     return f" ({limit})" if limit else ""
 
 
-def launcher_ends(shot: Snapshot) -> list[str]:
+def launcher_ends(snapshot: JobSnapshot) -> list[str]:
     """How each attempt of the launcher ended, oldest first."""
     lines = []
-    for number, pod in enumerate(shot.launchers, start=1):
+    for number, pod in enumerate(snapshot.launchers, start=1):
         end = ended(pod)
         if end is not None:
             code = f" with code {end['exitCode']}" if "exitCode" in end else ""
             why = f" ({end['reason']})" if end.get("reason") not in (None, "Error", "Completed") else ""
             lines.append(f"attempt {number} ended{code}{why}, pod {pod['metadata']['name']}")
     return lines
+
+
+def explained(snapshot: JobSnapshot, status: JobStatus, lines: list[str]) -> str:
+    """What `maskfleet explain` prints about a job, whatever its state."""
+    at = f" at step {status.step}" if status.step is not None else ""
+    head = f"The run is {status.state}{at}{f': {status.detail}' if status.detail else ''}."
+    reason = reason_of(snapshot)
+    match status.state:
+        case JobState.DONE:
+            return "The run is done; there is nothing to explain."
+        case JobState.CANCELLED:
+            return "The run was cancelled.\n  → launch it again under its name to resume from its last checkpoint"
+        case JobState.FAILED:
+            own = explain_lines(lines)
+            vague = own.cause is None or own.cause.name in SYMPTOMS
+            parts = [head, *launcher_ends(snapshot)]
+            if reason is not None and (vague or reason.name == "host memory"):
+                return "\n".join([*parts, "", reason.render()])
+            also = [f"The cluster also says: {reason.name}. {reason.meaning}"] if reason is not None else []
+            return "\n".join([*parts, "", own.render(), *also])
+        case _:
+            parts = [head, *(f"{host.address}: {host.state}  {host.detail}".rstrip() for host in status.hosts)]
+            parts += launcher_ends(snapshot)
+            if reason is not None:
+                parts += ["", reason.render()]
+            return "\n".join([*parts, *(["", *map(event_text, snapshot.events[-5:])] if snapshot.events else [])])

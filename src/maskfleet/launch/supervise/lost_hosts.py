@@ -1,0 +1,63 @@
+"""Notices lost hosts: another host is lost when its heartbeat has not changed for too long, by our own clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from maskfleet.launch.supervise.job_files import Heartbeat, Job, JobFolder
+
+HEARTBEAT_S = 2.0
+LOST_S = 16.0  # eight missed heartbeats: a host that is only busy does not miss that many
+GRACE_S = 90.0  # grace period for hosts that have not started yet
+
+
+class HostMonitor:
+    """Watches the heartbeats of the other hosts."""
+
+    def __init__(self, folder: JobFolder, job: Job, index: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._job, self._index, self._clock = folder, job, index, clock
+        now = clock()
+        self._started_at = now
+        self._heartbeats: dict[int, Heartbeat | None] = {}
+        self._changed_at: dict[int, float] = {}
+        self._lost: set[int] = set()
+        for other in self.others():
+            self._heartbeats[other] = folder.heartbeat(
+                other
+            )  # may be an old one: only a change shows that a host is alive
+
+    def others(self) -> list[int]:
+        return [index for index in range(len(self._job.hosts)) if index != self._index]
+
+    def poll(self) -> tuple[list[int], list[int]]:
+        """Read all heartbeats; returns the hosts that were lost and those that came back since the last poll."""
+        now = self._clock()
+        lost, back = [], []
+        for other in self.others():
+            heartbeat = self._folder.heartbeat(other)
+            if heartbeat != self._heartbeats[other]:
+                self._heartbeats[other] = heartbeat
+                self._changed_at[other] = now
+                if other in self._lost:
+                    self._lost.discard(other)
+                    back.append(other)
+            limit = LOST_S if other in self._changed_at else GRACE_S
+            if other not in self._lost and now - self._changed_at.get(other, self._started_at) > limit:
+                self._lost.add(other)
+                lost.append(other)
+        return lost, back
+
+    def is_lost(self, index: int) -> bool:
+        return index in self._lost
+
+    def lost(self) -> list[int]:
+        return sorted(self._lost)
+
+    def silent_s(self, index: int) -> float:
+        """Seconds since the last heartbeat."""
+        return self._clock() - self._changed_at.get(index, self._started_at)
+
+    def alive(self) -> list[int]:
+        """This host and all others that are not lost, in order."""
+        return [index for index in range(len(self._job.hosts)) if index == self._index or index not in self._lost]
