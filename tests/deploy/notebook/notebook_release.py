@@ -93,6 +93,17 @@ def notebook_tool(name: str) -> str:
     return found
 
 
+def notebook_command(command: list[str]) -> list[str]:
+    """`command` with the path of its program in .tools/notebook.
+
+    `jupyter lab` becomes the program that it executes, jupyter-lab. It searches for that with access(2), which ignores
+    the capability that `as_nobody` keeps, so it finds nothing in a checkout that only its owner may enter.
+    """
+    if command[:2] == ["jupyter", "lab"]:
+        return [notebook_tool("jupyter-lab"), *command[2:]]
+    return [notebook_tool(command[0]), *command[1:]]
+
+
 def as_nobody(command: list[str]) -> list[str]:
     """`command` without root's rights but the one to read, since the interpreter may lie in root's home."""
     if os.geteuid() != 0:

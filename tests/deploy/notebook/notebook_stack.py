@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import shutil
@@ -30,6 +31,7 @@ from notebook_release import (
     as_nobody,
     container,
     lay_out,
+    notebook_command,
     notebook_tool,
     one,
     render,
@@ -90,8 +92,7 @@ def running_stack(values_folder: Path) -> Iterator[Stack]:
         yield made
     finally:
         for process in made.processes.values():
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            kill_group(process)
         shutil.rmtree(folder)
 
 
@@ -104,7 +105,7 @@ def _start(stack: Stack, name: str, command: list[str]) -> None:
     # Where the pod mounts the volume: the one path that is not the chart's to say.
     command = [part.replace("/fsx/", f"{stack.folder}/fsx/") for part in command]
     if name != "proxy":
-        command[0] = notebook_tool(command[0])
+        command = notebook_command(command)
     home = {
         "HOME": f"{stack.folder}/home",
         "TMPDIR": f"{stack.folder}/home",
@@ -120,6 +121,13 @@ def _start(stack: Stack, name: str, command: list[str]) -> None:
             stderr=log,
             start_new_session=True,
         )
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads its own session and all it started, whether or not it has exited by itself."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _write_events(folder: Path) -> None:
@@ -190,8 +198,7 @@ def second_proxy(stack: Stack, *, board_port: int | None = None) -> Iterator[str
     try:
         yield f"https://127.0.0.1:{port}"
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        kill_group(process)
         shutil.rmtree(config)
         shutil.rmtree(run)
 
