@@ -68,14 +68,15 @@ def main() -> None:
     mount("--make-rprivate", "/")
     root = Path(pod["root"])
     tmpfs(root, "0755")
+    # Before the image: the checkout and its Python may lie below these folders and are bound on top of them.
+    tmpfs(root / "tmp", "2777")
+    tmpfs(root / "home" / "fleet", "2777")
     image(root, pod)
     bind(Path("/dev"), root / "dev", read_only=False)
     bind(Path("/sys"), root / "sys", read_only=False)
     (root / "proc").mkdir()
     mount("-t", "proc", "proc", str(root / "proc"))
     tmpfs(root / "dev" / "shm", "1777")
-    tmpfs(root / "tmp", "2777")
-    tmpfs(root / "home" / "fleet", "2777")
     for folder, files in pod["files"].items():
         place = root / folder.lstrip("/")
         place.mkdir(parents=True)

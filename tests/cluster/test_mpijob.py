@@ -21,7 +21,7 @@ from maskfleet.config.recipes import recipe
 from maskfleet.data.synthetic.dataset import make_shapes
 from maskfleet.training.checkpoint import CheckpointStore
 from maskfleet.training.output.metrics import read_metrics
-from training.conftest import MICRO
+from micro_run import MICRO
 
 CPU: Mapping[str, Any] = {
     "gpu_instance_type": "",

@@ -11,7 +11,7 @@ from maskfleet.config.base import replaced
 from maskfleet.config.load import dump
 from maskfleet.config.recipes import recipe
 from maskfleet.data.synthetic.dataset import make_shapes
-from training.conftest import MICRO
+from micro_run import MICRO
 
 
 @pytest.fixture(scope="session")
