@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -154,10 +153,12 @@ def test_a_fresh_environment_with_the_wheel_renders_a_launch(fresh: Command, tar
 
 
 @pytest.mark.slow
-def test_a_fresh_environment_with_the_wheel_finds_the_terraform_files_and_charts(fresh: Command, tmp_path: Path) -> None:
+def test_a_fresh_environment_with_the_wheel_finds_terraform_files_and_charts(
+    fresh: Command, tmp_path: Path
+) -> None:
     done = fresh("maskfleet", "infra", "plan", "eks", "--workdir", str(tmp_path / "work"), "--var", "region=us-east-1")
     assert "is missing" not in done.stderr
     laid_out = tmp_path / "work" / "deploy"
-    for name in ("terraform/eks/aws/cluster.tf", "terraform/eks/addons/releases.tf", "helm/mpi-operator/Chart.yaml"):
+    files = ("terraform/eks/aws/cluster.tf", "terraform/eks/aws/policies/trust.tf", "helm/mpi-operator/Chart.yaml")
+    for name in files:
         assert (laid_out / name).read_bytes() == (ROOT / "deploy" / name).read_bytes()
-    assert os.listdir(laid_out / "terraform" / "eks" / "aws" / "policies")

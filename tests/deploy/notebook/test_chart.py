@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from portforward_api import PortForwardApi
 from ruamel.yaml import YAML
 
 from maskfleet.system.deploy_files import deploy_path
+from pairwise import pairwise
 from tools import run_tool, try_tool
 
 LOGINS: tuple[dict[str, Any], ...] = ({"htpasswd": HASH}, {"existing_secret": "our-login"})
@@ -36,8 +36,8 @@ PLACES: tuple[dict[str, Any], ...] = (
     {"data_fs": "data", "data_pvc": "pv-data", "allow_egress": True, "log_dir": "logs/r50-1x"},
 )
 COMBINATIONS = [
-    {"image": IMAGE, **LOGINS[number % 2], **certificate, **reached, **place}
-    for number, (certificate, reached, place) in enumerate(itertools.product(CERTIFICATES, REACHED, PLACES))
+    {"image": IMAGE, **login, **certificate, **reached, **place}
+    for login, certificate, reached, place in pairwise(LOGINS, CERTIFICATES, REACHED, PLACES)
 ]
 
 
