@@ -153,9 +153,7 @@ def test_a_fresh_environment_with_the_wheel_renders_a_launch(fresh: Command, tar
 
 
 @pytest.mark.slow
-def test_a_fresh_environment_with_the_wheel_finds_terraform_files_and_charts(
-    fresh: Command, tmp_path: Path
-) -> None:
+def test_a_fresh_environment_with_the_wheel_finds_terraform_files_and_charts(fresh: Command, tmp_path: Path) -> None:
     done = fresh("maskfleet", "infra", "plan", "eks", "--workdir", str(tmp_path / "work"), "--var", "region=us-east-1")
     assert "is missing" not in done.stderr
     laid_out = tmp_path / "work" / "deploy"

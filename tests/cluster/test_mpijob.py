@@ -90,7 +90,7 @@ def saved_step(run_dir: Path) -> int:
     return newest.step if newest is not None else 0
 
 
-def test_the_launchers_command_trains_over_two_workers_to_the_end(install: Callable[..., Job], fsx: Path) -> None:
+def test_the_launchers_command_trains_on_two_workers_to_the_end(install: Callable[..., Job], fsx: Path) -> None:
     sets = [f"{name}={json.dumps(value)}" for name, value in {**RUN, "data.cache_dir": ODD}.items()]
     job = install("by-values", recipe="demo", data_dir="data/shapes", extra_config=sets)
     ready(job)
@@ -105,7 +105,7 @@ def test_the_launchers_command_trains_over_two_workers_to_the_end(install: Calla
 
 
 @pytest.mark.parametrize("dying", ["launcher", "worker"])
-def test_after_a_death_the_next_attempt_goes_on_where_the_first_was(
+def test_after_a_kill_the_next_attempt_resumes_from_the_last_checkpoint(
     install: Callable[..., Job], fsx: Path, dying: str
 ) -> None:
     job = install(f"dying-{dying}", run_yaml=run_yaml(LONG), run_id=f"kept-{dying}")
@@ -132,7 +132,7 @@ def test_after_a_death_the_next_attempt_goes_on_where_the_first_was(
     assert len(logged) == len(steps) - saved
 
 
-def test_an_attempt_ends_by_itself_when_a_worker_falls_silent(install: Callable[..., Job], fsx: Path) -> None:
+def test_an_attempt_fails_by_itself_when_a_worker_loses_its_network(install: Callable[..., Job], fsx: Path) -> None:
     endless = {**LONG, "train.epoch_schedule": ((1000, None),)}
     job = install("silent", run_yaml=run_yaml(endless))
     workers = ready(job)
@@ -149,9 +149,7 @@ def test_an_attempt_ends_by_itself_when_a_worker_falls_silent(install: Callable[
 
 
 @pytest.mark.parametrize("role", ["launcher", "worker"])
-def test_a_pod_that_is_asked_to_leave_lets_the_ranks_save_first(
-    install: Callable[..., Job], fsx: Path, role: str
-) -> None:
+def test_a_pod_that_is_stopped_lets_the_ranks_save_first(install: Callable[..., Job], fsx: Path, role: str) -> None:
     job = install(f"leaving-{role}", run_yaml=run_yaml(LONG))
     run_dir = fsx / "logs" / job.name
     workers = ready(job)
@@ -180,7 +178,7 @@ def launcher_check_fails(job: Job, check: list[str]) -> bool:
         still.kill()
 
 
-def test_workers_let_nobody_in_without_the_jobs_key_and_the_launcher_talks_to_no_stranger(
+def test_workers_accept_only_the_jobs_key_and_the_launcher_trusts_only_its_workers(
     install: Callable[..., Job],
 ) -> None:
     job = install("guarded")

@@ -12,7 +12,7 @@ CASES = [(chart, label) for chart in WITH_PODS for label in DOCUMENTED[chart]]
 
 
 @pytest.mark.parametrize(("chart", "label"), CASES, ids=lambda part: part)
-def test_restricted_takes_the_pods_of_documented_values(shared_kube: Kube, chart: str, label: str) -> None:
+def test_restricted_accepts_the_pods_of_documented_values(shared_kube: Kube, chart: str, label: str) -> None:
     values = filled(DOCUMENTED[chart][label], shared_kube.namespace)
     objects = shared_kube.install_rehearsed(random_name("it"), chart, values)
     templates = list(pod_templates(objects))
@@ -33,7 +33,7 @@ def test_restricted_takes_the_pods_of_documented_values(shared_kube: Kube, chart
         ("runAsUser", {"runAsUser": 0}),
     ],
 )
-def test_restricted_refuses_our_own_pod_once_it_asks_for_more(shared_kube: Kube, rule: str, change: Manifest) -> None:
+def test_restricted_rejects_our_own_pod_with_more_privileges(shared_kube: Kube, rule: str, change: Manifest) -> None:
     objects = shared_kube.install_rehearsed("it", "train", DOCUMENTED["train"]["cpu"])
     template = dict(pod_templates(objects))["MPIJob it Worker"]
     template["spec"]["serviceAccountName"] = "default"
@@ -47,7 +47,7 @@ def test_restricted_refuses_our_own_pod_once_it_asks_for_more(shared_kube: Kube,
     assert rule in done.stderr
 
 
-def test_restricted_refuses_a_folder_of_the_node(shared_kube: Kube) -> None:
+def test_restricted_rejects_a_host_path(shared_kube: Kube) -> None:
     objects = shared_kube.install_rehearsed("it", "train", DOCUMENTED["train"]["cpu"])
     template = dict(pod_templates(objects))["MPIJob it Worker"]
     template["spec"]["serviceAccountName"] = "default"

@@ -24,7 +24,7 @@ def run(kube: Kube) -> Kube:
     return kube
 
 
-def test_workers_come_with_service_hostfile_and_keys(run: Kube) -> None:
+def test_workers_get_a_service_a_hostfile_and_keys(run: Kube) -> None:
     assert [pod["metadata"]["name"] for pod in workers(run)] == ["run-worker-0", "run-worker-1"]
     service = run.get("service", "run")
     assert service["spec"]["clusterIP"] == "None"
@@ -43,7 +43,7 @@ def test_workers_come_with_service_hostfile_and_keys(run: Kube) -> None:
     assert {"/home/fleet/.ssh", "/etc/maskfleet", "/dev/shm", "/fsx"} <= mounts
 
 
-def test_the_launcher_comes_only_when_every_worker_is_ready(run: Kube) -> None:
+def test_the_launcher_starts_only_when_every_worker_is_ready(run: Kube) -> None:
     stays(lambda: run.find("job", "run-launcher") is None, what="a launcher without a worker")
     run.pod_runs("run-worker-0")
     stays(lambda: run.find("job", "run-launcher") is None, what="a launcher with one of two workers")
@@ -62,7 +62,7 @@ def test_the_launcher_comes_only_when_every_worker_is_ready(run: Kube) -> None:
     eventually(lambda: condition(run, "Running"), what="the MPIJob running")
 
 
-def test_a_worker_that_is_deleted_comes_back(run: Kube) -> None:
+def test_a_deleted_worker_is_created_again(run: Kube) -> None:
     before = run.get("pod", "run-worker-1")["metadata"]["uid"]
 
     run.kubectl("delete", "pod", "run-worker-1", "--wait=false")
@@ -73,7 +73,7 @@ def test_a_worker_that_is_deleted_comes_back(run: Kube) -> None:
     assert run.get("mpijob", "run")["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] == 2
 
 
-def test_the_longest_name_that_the_chart_takes_is_good_for_pods_too(kube: Kube) -> None:
+def test_the_longest_name_that_the_chart_accepts_is_valid_for_pods_too(kube: Kube) -> None:
     release = "r" * 40
     kube.install(release, "train", {**VALUES, "gpu_nodes": 11})
 
@@ -81,7 +81,7 @@ def test_the_longest_name_that_the_chart_takes_is_good_for_pods_too(kube: Kube) 
 
 
 @pytest.mark.slow
-def test_a_launcher_that_fails_is_tried_again_until_its_attempts_are_spent(run: Kube) -> None:
+def test_a_failing_launcher_is_retried_up_to_the_limit(run: Kube) -> None:
     ready(run)
     # The control plane waits ten seconds before the second attempt and twenty before the third.
     for attempt in (1, 2):
@@ -98,7 +98,7 @@ def test_a_launcher_that_fails_is_tried_again_until_its_attempts_are_spent(run: 
     eventually(lambda: not workers(run), what="the running workers removed")
 
 
-def test_a_launcher_that_ends_well_ends_the_workers(run: Kube) -> None:
+def test_a_launcher_that_succeeds_stops_the_workers(run: Kube) -> None:
     ready(run)
 
     end(run, launched(run, 1), "Succeeded", 0)
@@ -120,7 +120,7 @@ def test_a_queued_run_starts_no_pod_until_it_is_admitted(kube: Kube) -> None:
     eventually(lambda: len(workers(kube)) == 2, what="two workers")
 
 
-def test_a_release_that_is_removed_takes_all_that_the_operator_made(run: Kube) -> None:
+def test_uninstalling_a_release_removes_all_that_the_operator_made(run: Kube) -> None:
     ready(run)
     launched(run, 1)
 

@@ -144,7 +144,9 @@ def over(fleet: Fleet, kubelet: Kubelet, pod: str, code: int) -> None:
     kubelet.open.discard(pod)
 
 
-def test_lines_come_once_over_a_cut_wire_and_a_killed_launcher(fleet: Fleet, kubelet: Kubelet, tmp_path: Path) -> None:
+def test_lines_are_printed_once_over_a_cut_connection_and_a_killed_launcher(
+    fleet: Fleet, kubelet: Kubelet, tmp_path: Path
+) -> None:
     first, wire = begun(fleet, kubelet), Wire(tmp_path)
     kubelet.say(first, *(f"[1,0]<stdout>:line {number}" for number in range(30)))
     with closing(wire), closing(Following(fleet, wire.kubeconfig)) as following:
@@ -171,7 +173,7 @@ def test_lines_come_once_over_a_cut_wire_and_a_killed_launcher(fleet: Fleet, kub
     assert following.process.returncode == 0
 
 
-def test_a_launch_that_is_watched_ends_as_the_job_does_and_says_why(fleet: Fleet, kubelet: Kubelet) -> None:
+def test_a_followed_launch_exits_with_the_result_of_the_job_and_says_why(fleet: Fleet, kubelet: Kubelet) -> None:
     launch = fleet.arguments("--max-restarts", "0", nodes=1)
     with closing(Following(fleet, Path(os.environ["KUBECONFIG"]), *launch)) as following:
         following.shows(fleet.handle)
@@ -197,7 +199,7 @@ def is_to_go(fleet: Fleet, pod: str) -> bool:
     return found is None or "deletionTimestamp" in found["metadata"]
 
 
-def test_a_cancelled_job_ends_what_follows_it(fleet: Fleet, kubelet: Kubelet) -> None:
+def test_cancelling_a_job_ends_logs_f(fleet: Fleet, kubelet: Kubelet) -> None:
     pod = begun(fleet, kubelet)
     with closing(Following(fleet, Path(os.environ["KUBECONFIG"]))) as following:
         following.shows("probe")

@@ -14,6 +14,8 @@ from maskfleet.infra.terraform import up as make
 from maskfleet.infra.terraform.down import Wishes, down
 from maskfleet.infra.terraform.status import status
 
+pytestmark = pytest.mark.slow
+
 OURS = {"labels": {"app.kubernetes.io/name": "maskfleet-notebook"}}
 
 

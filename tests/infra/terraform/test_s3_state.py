@@ -17,6 +17,8 @@ from maskfleet.infra.terraform.session import Options, read_session
 from maskfleet.infra.terraform.status import outputs
 from tools import moto_server, tool
 
+pytestmark = pytest.mark.slow
+
 boto3 = pytest.importorskip("boto3", reason="boto3 is not here: pip install 'maskfleet[aws]'")
 
 
