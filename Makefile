@@ -1,7 +1,7 @@
 # The commands for developers and for CI. Every target creates .venv with the pinned versions if it is missing.
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 
 .PHONY: help setup demo test test-slow test-tools test-cluster test-k8s check format
 

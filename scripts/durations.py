@@ -1,6 +1,6 @@
 """Write tests/durations.json from JUnit files: seconds per test file, and the tests that take longest.
 
-    .venv/bin/python -m pytest -n 2 --dist worksteal --junitxml=junit.xml
+    .venv/bin/python -m pytest -n 2 --dist loadscope --junitxml=junit.xml
     python scripts/durations.py junit.xml
 
 Use it to decide which tests get the marker `slow`. Measure on an idle machine. Needs only the standard library.
