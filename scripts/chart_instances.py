@@ -13,7 +13,7 @@ from maskfleet.launch.instances import INSTANCES, Instance
 TARGET = Path(__file__).resolve().parent.parent / "deploy" / "helm" / "train" / "files" / "instances.yaml"
 HEADER = """\
 # What a worker may ask for on each instance type. Written by scripts/chart_instances.py; do not edit.
-# cpus and memory_gib leave room for the kubelet, the daemons of a GPU node and Karpenter's own allowance.
+# cpus and memory_gib leave some for the kubelet, the daemons of a GPU node and Karpenter's own allowance.
 """
 
 

@@ -1,7 +1,7 @@
-"""Make .venv with the pinned versions and this package, using uv if it is there and pip otherwise.
+"""Create .venv with the pinned versions and this package, with uv if it is installed and pip otherwise.
 
-Needs only the standard library. Runs again only when the pins, pyproject.toml or this file changed. A torch that is
-already in .venv and new enough stays as it is, so a CPU-only or special build can be put there first.
+Needs only the standard library. Does nothing if the pins, pyproject.toml and this file have not changed. A torch in
+.venv that is new enough is kept, so you can install a CPU-only or special build there first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MIN_TORCH = (2, 11)
 
 
 def main() -> int:
-    if sys.version_info < (3, 11):  # noqa: UP036 - older Pythons run this file to be told
+    if sys.version_info < (3, 11):  # noqa: UP036 - older Pythons run this file too, to print the message
         print(f"maskfleet needs Python 3.11 or newer, this is {sys.version.split()[0]}.", file=sys.stderr)
         print("  → make PYTHON=python3.12 demo   (with the name of a newer Python)", file=sys.stderr)
         return 2
@@ -31,7 +31,7 @@ def main() -> int:
         return 0
     uv = shutil.which("uv")
     if not PYTHON.exists():
-        print("setup: making .venv", flush=True)
+        print("setup: creating .venv", flush=True)
         run([uv, "venv", "--python", sys.executable, str(VENV)] if uv else [sys.executable, "-m", "venv", str(VENV)])
     install = [uv, "pip", "install", "--python", str(PYTHON)] if uv else [str(PYTHON), "-m", "pip", "install", "-q"]
     pins = VENV / "pins.txt"
@@ -48,7 +48,7 @@ def fingerprint() -> str:
 
 
 def pins_to_install() -> str:
-    """The pins, without torch's if .venv already has one that is new enough."""
+    """The pins, without that of torch if .venv has one that is new enough."""
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     if torch_present():
         lines = [line for line in lines if not line.startswith("torch==")]

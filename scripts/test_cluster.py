@@ -1,7 +1,7 @@
-"""Run tests/cluster on three hosts made on this machine, within a bounded time; nothing of them stays.
+"""Run tests/cluster on three hosts in network namespaces of this machine, with a time limit, and clean up.
 
-Needs root and Debian's iproute2, openssh-server and openmpi-bin. Without them it says so and fails, unless --may-skip
-is given.
+Needs root and Debian's iproute2, openssh-server and openmpi-bin. Without them it prints that and fails, or
+succeeds with --may-skip.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> int:
     try:
         return tests.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
-        print(f"the tests did not end within {LIMIT_S} s", file=sys.stderr)
+        print(f"the tests did not finish within {LIMIT_S} s", file=sys.stderr)
         return 1
     finally:
         if tests.poll() is None:

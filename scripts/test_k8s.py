@@ -1,7 +1,7 @@
-"""Run tests/k8s against the cluster that KUBECONFIG names, within a bounded time.
+"""Run tests/k8s against the cluster that KUBECONFIG names, with a time limit.
 
-Needs kubectl and helm, and rights over the whole cluster; no node. Without a cluster it says so and fails, unless
---may-skip is given.
+Needs kubectl, helm and the rights of a cluster administrator, but no node. Without a cluster it prints that and fails,
+or succeeds with --may-skip.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> int:
     try:
         return tests.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
-        print(f"the tests did not end within {LIMIT_S} s", file=sys.stderr)
+        print(f"the tests did not finish within {LIMIT_S} s", file=sys.stderr)
         # An interrupt lets the fixtures remove their namespaces.
         tests.send_signal(signal.SIGINT)
         return 1

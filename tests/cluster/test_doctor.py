@@ -63,7 +63,7 @@ def test_a_host_behind_a_jump_host_is_reached_through_it(client: Client) -> None
     before = config.read_text()
     config.write_text(f"{before}Host far\n  HostName {client.cluster.address(3)}\n  User root\n  ProxyJump node1\n")
     log = client.cluster.folder / "home3" / "sshd.log"
-    doctor(client)  # gets to know the keys
+    doctor(client)  # records the host keys
     seen = len(log.read_text())
     options = client.options()
     options[options.index("--hosts") + 1] = "far"

@@ -1,4 +1,4 @@
-"""What can be wrong with hosts, and paths that could do harm."""
+"""Faults of hosts, and paths that could do harm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NASTY = "a b'\"$(touch harm)`touch harm`;\n&"
 
 @pytest.fixture
 def known_hosts(client: Client) -> Iterator[Path]:
-    """The client's file of known hosts, put back afterwards."""
+    """The client's known_hosts file, restored afterwards."""
     file = client.cluster.client_home / ".ssh" / "known_hosts"
     before = file.read_text() if file.exists() else None
     yield file
@@ -49,8 +49,8 @@ def test_a_wheel_is_shipped_where_no_environment_is_named(client: Client) -> Non
 def test_folders_with_quotes_spaces_and_newlines_do_no_harm(client: Client) -> None:
     root = client.cluster.shared / NASTY
     root.mkdir()
-    place = f"run_root={json.dumps(str(root))}"
-    done = client(*client.options("--name", "nasty", "--detach", *SHORT, "--launch-set", place))
+    setting = f"run_root={json.dumps(str(root))}"
+    done = client(*client.options("--name", "nasty", "--detach", *SHORT, "--launch-set", setting))
     assert done.returncode == 0, done.stderr
     handle = done.stdout.strip()
     assert run_dir_of(handle) == root / "runs" / "nasty"

@@ -137,7 +137,7 @@ def test_mpirun_that_hangs_on_a_lost_host_is_stopped_and_the_run_continues_and_t
 
 
 def test_a_host_without_a_network_stays_out_until_it_has_one_again(client: Client) -> None:
-    """Nothing is killed: the host goes on, sees the shared folder, and must find out by itself."""
+    """Nothing is killed: the host keeps running, sees the shared folder, and must notice by itself."""
     cluster = client.cluster
     handle = client.launched("--name", "unplugged", "--min-nodes", "2", *LONG)
     run_dir = run_dir_of(handle)

@@ -1,4 +1,4 @@
-"""The gpu-nodes chart: Karpenter's pools, which types are in them, and which values it refuses."""
+"""The gpu-nodes chart: Karpenter's pools, which types are in them, and which values it rejects."""
 
 from __future__ import annotations
 

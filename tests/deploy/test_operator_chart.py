@@ -1,4 +1,4 @@
-"""The mpi-operator chart: what it sends, who may do what, and which values it refuses."""
+"""The mpi-operator chart: what it sends, who may do what, and which values it rejects."""
 
 from __future__ import annotations
 

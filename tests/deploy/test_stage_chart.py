@@ -44,7 +44,7 @@ def pod(values: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def arguments(values: dict[str, Any] | None = None) -> list[str]:
-    """What the process gets: Kubernetes has made $ of $$."""
+    """Arguments of the process, after Kubernetes has replaced $$ with $."""
     [container] = pod(values)["containers"]
     assert container["command"] == ["python"]
     return [one.replace("$$", "$") for one in container["args"]]
@@ -54,7 +54,7 @@ def combinations() -> list[dict[str, Any]]:
     """Values in which every two choices occur together."""
     accounts = [{}, {"service_account": ""}]
     accounts += [{"service_account": "", "role_arn": "arn:aws:iam::123456789012:role/eks/staging"}]
-    places = [{}, {"shared_fs": "fsx"}, {"shared_pvc": "mine", "stage_dir": "/efs/x", "region": "eu-central-1"}]
+    volumes = [{}, {"shared_fs": "fsx"}, {"shared_pvc": "mine", "stage_dir": "/efs/x", "region": "eu-central-1"}]
     times = [{}, {"ttl_s": None, "max_run_s": 3600, "backoff_limit": 0}, {"check": True, "workers": 64}]
     nodes = [
         {},
@@ -67,7 +67,7 @@ def combinations() -> list[dict[str, Any]]:
             "image_pull_policy": "Always",
         },
     ]
-    return [dict(itertools.chain(*map(dict.items, one))) for one in pairwise(accounts, places, times, nodes)]
+    return [dict(itertools.chain(*map(dict.items, one))) for one in pairwise(accounts, volumes, times, nodes)]
 
 
 def test_every_two_choices_together_render_valid_objects(tmp_path: Path) -> None:
@@ -134,13 +134,13 @@ def test_a_dollar_sign_is_doubled_so_that_kubernetes_replaces_nothing() -> None:
 def test_the_claim_and_the_folder_follow_the_file_system() -> None:
     assert arguments({"shared_fs": "fsx"})[5] == "/fsx/data/coco2017"
     assert pod({"shared_fs": "fsx"})["volumes"][0]["persistentVolumeClaim"] == {"claimName": "pv-fsx"}
-    assert arguments({"stage_dir": "/efs/data/mine"})[5] == "/efs/data/mine"  # as STAGE_DIR of the seeds
+    assert arguments({"stage_dir": "/efs/data/mine"})[5] == "/efs/data/mine"  # like STAGE_DIR of AWS Samples
 
 
 def test_other_values_make_another_job_and_the_same_values_the_same() -> None:
     assert job()["metadata"]["name"] == job()["metadata"]["name"]
     assert job()["metadata"]["name"] != job({"workers": 8})["metadata"]["name"]
-    assert len(job(release="a" * 40)["metadata"]["name"]) <= 57  # room for the pods' own suffix
+    assert len(job(release="a" * 40)["metadata"]["name"]) <= 57  # leaves 6 characters for the suffix of the pod
 
 
 def test_a_lost_node_does_not_count_as_a_failed_attempt() -> None:

@@ -1,4 +1,4 @@
-"""The storage chart: claims for file systems that exist. checkov sees it with the stage-data chart."""
+"""The storage chart: claims for file systems that exist. checkov checks it together with the stage-data chart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALL = {"efs": EFS, "fsx": FSX, "gp3": GP3}
 
 
 def combinations() -> list[dict[str, Any]]:
-    """Every choice of parts, each part in every documented way."""
+    """All combinations of the parts, each absent or in one of its documented forms."""
     efs = [None, EFS, {**EFS, "access_point_id": "fsap-0123456789abcdef0", "claim": "data"}]
     fsx = [None, FSX, {**FSX, "capacity": "9600Gi"}]
     key = "arn:aws:kms:us-east-1:123456789012:key/0d5c1a2e-0000-4000-8000-000000000000"

@@ -1,4 +1,4 @@
-"""First by its name, before other tests teach the cluster what an MPIJob is."""
+"""Runs first because of its file name, before other tests install the MPIJob CRD."""
 
 from __future__ import annotations
 

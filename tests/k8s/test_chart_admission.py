@@ -1,4 +1,4 @@
-"""A namespace that enforces Pod Security "restricted" takes every pod of ours."""
+"""A namespace that enforces Pod Security "restricted" accepts every pod of ours."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_restricted_accepts_the_pods_of_documented_values(shared_kube: Kube, cha
     assert len(templates) == (2 if chart == "train" else 1)
 
     for of, template in templates:
-        template["spec"]["serviceAccountName"] = "default"  # the release's own is not there in a rehearsal
+        template["spec"]["serviceAccountName"] = "default"  # the release's own does not exist in a dry run
         done = shared_kube.rehearse(as_pod(template, random_name("pod")))
         assert done.returncode == 0, f"{of}: {done.stderr}"
 
@@ -85,7 +85,7 @@ def test_the_operators_account_can_do_its_work_in_its_namespace_and_nothing_else
         kube.helm("uninstall", "operator")
 
 
-# What its controller does, by its source.
+# What its controller does, according to its source.
 NEEDED = (
     *((verb, kind) for verb in ("list", "watch", "create") for kind in ("pods", "services", "secrets", "jobs.batch")),
     *(("list", kind) for kind in ("configmaps", "mpijobs.kubeflow.org")),
@@ -105,7 +105,7 @@ NOT_NEEDED = (
 
 
 def may(kube: Kube, account: str, verb: str, kind: str, namespace: str) -> bool:
-    """Whether the API would let this account do it."""
+    """Whether the API allows this account to do it."""
     kind, _, part = kind.partition("/")
     subresource = (f"--subresource={part}",) if part else ()
     done = kube.try_kubectl("auth", "can-i", verb, kind, *subresource, account, f"--namespace={namespace}")

@@ -101,7 +101,7 @@ def test_the_api_accepts_documented_values(shared_kube: Kube, chart: str, label:
 
 @contextmanager
 def installed(kube: Kube, release: str, chart: str, values: Values) -> Iterator[set[Key]]:
-    """A release that is gone afterwards, with what helm is told to leave in place; gives the names of those."""
+    """A release that is removed afterwards together with what helm keeps; yields the names of the kept objects."""
     kept: set[Key] = set()
     try:
         kube.install(release, chart, filled(values, kube.namespace))
@@ -112,7 +112,7 @@ def installed(kube: Kube, release: str, chart: str, values: Values) -> Iterator[
         if kube.try_helm("status", release).returncode == 0:
             kept |= keys_kept(kube.released(release))
             kube.helm("uninstall", release)
-        # Claims first: a volume in use does not go.
+        # Claims first: a volume in use cannot be deleted.
         for kind, name in sorted(kept, key=lambda key: key[0] != "PersistentVolumeClaim"):
             kube.kubectl("delete", kind, name, "--ignore-not-found", "--timeout=60s")
 
@@ -143,7 +143,7 @@ def objects_of(kube: Kube, release: str) -> dict[Key, Manifest]:
 def without_the_control_planes_part(asked: Manifest) -> Manifest:
     match asked["kind"]:
         case "PersistentVolume":
-            # Which claim has it is noted whenever the control plane comes to it.
+            # The control plane records the claim of a volume at some later time.
             return {**asked, "spec": {key: value for key, value in asked["spec"].items() if key != "claimRef"}}
         case "Job":
             # Selector and label are by the uid of the Job, and a rollback makes a new one.

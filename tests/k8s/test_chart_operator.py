@@ -1,4 +1,4 @@
-"""What an mpi-operator makes of our MPIJob. There is no node: the tests say what a kubelet would say of the pods."""
+"""What an mpi-operator does with our MPIJob. There is no node: the tests set the pod status as a kubelet would."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kube import Kube, Manifest, eventually, stays
 from tools import try_tool
 
 pytestmark = pytest.mark.usefixtures("operator")
-# Where the cluster has nodes after all, none of them fits: a real kubelet would contradict the tests.
+# No node of the cluster matches this: a real kubelet would overwrite the status that the tests set.
 NOWHERE: Values = {"system_node_selector": {"maskfleet-test": "no-such-node"}}
 VALUES: Values = {"image": IMAGE, "gpu_nodes": 2, "slots_per_node": 3, "backoff_limit": 2, **NOWHERE}
 
 
 @pytest.fixture
 def run(kube: Kube) -> Kube:
-    """A namespace with the release `run`, whose two workers are there."""
+    """A namespace with the release `run`, whose two workers exist."""
     kube.install("run", "train", VALUES)
     eventually(lambda: len(workers(kube)) == 2, what="two workers", within_s=60)
     return kube
@@ -34,7 +34,7 @@ def test_workers_get_a_service_a_hostfile_and_keys(run: Kube) -> None:
         assert labels["app.kubernetes.io/instance"] == "run"
         assert pod["spec"]["subdomain"] == "run"
     hosts = [f"run-worker-{index}.run.{run.namespace}.svc" for index in range(2)]
-    # An operator may be told the cluster's domain, and writes it behind.
+    # An operator may be configured with the cluster's domain and appends it.
     assert re.sub(r"\.svc\.\S+ ", ".svc ", hostfile(run)).splitlines() == [f"{host} slots=3" for host in hosts]
     secret = run.get("secret", "run-ssh")
     assert secret["type"] == "kubernetes.io/ssh-auth"
@@ -169,7 +169,7 @@ def fail(kube: Kube, pod: Manifest) -> None:
 
 
 def end(kube: Kube, pod: Manifest, phase: str, code: int) -> None:
-    """Say of a launcher's pod what a kubelet says when its container has ended."""
+    """Set the status of a launcher's pod as a kubelet does when its container has exited."""
     name = pod["metadata"]["name"]
     kube.pod_runs(name)
     status = {

@@ -1,4 +1,4 @@
-"""Values that nobody should send: refused with the field named, or taken letter for letter."""
+"""Hostile values: rejected with the name of the field, or passed on unchanged."""
 
 from __future__ import annotations
 

@@ -157,8 +157,8 @@ def test_a_failed_run_says_so_and_is_resumed_under_its_name(fleet: Fleet) -> Non
     fleet.kube.set_pod_status(pod, phase="Failed", containerStatuses=ended(3))
     eventually(lambda: fleet.status()["state"] == "failed", what="the job has failed")
     assert fleet.status()["exit_code"] == 3
-    told = fleet("explain", fleet.handle).stdout
-    assert "attempt 1 ended with code 3" in told
+    explained = fleet("explain", fleet.handle).stdout
+    assert "attempt 1 ended with code 3" in explained
     again = fleet.launch("--max-restarts", "0", nodes=1)
     assert again.returncode == 0, again.stderr
     eventually(lambda: fleet.status()["state"] == "pending", what="the run is back")
@@ -218,7 +218,7 @@ def test_a_pod_that_reads_files_and_cannot_start_says_why(fleet: Fleet) -> None:
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}}
     status = {"name": "files", "image": "i", "imageID": "", "ready": False, "restartCount": 0, "state": waiting}
     fleet.kube.set_pod_status(pod["metadata"]["name"], phase="Pending", containerStatuses=[status])
-    _, said = process.communicate(timeout=60)
+    _, printed = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "image cannot be pulled" in said
+    assert "image cannot be pulled" in printed
     assert not fleet.kube.list("pods", selector)

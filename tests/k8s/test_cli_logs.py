@@ -1,6 +1,6 @@
 """`maskfleet logs -f` through a real API server: launchers that are killed, and an API that goes away and comes back.
 
-The test is the kubelet. Where the API server cannot reach it, as on another machine, that is said and skipped.
+The test is the kubelet. Where the API server cannot reach it, as on another machine, the test is skipped and says so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["fleet"]
 
 
 class Wire:
-    """What lies between the command and the API server; it can be cut, and mended on the same port."""
+    """A connection between the command and the API server that can be cut and restored on the same port."""
 
     def __init__(self, folder: Path) -> None:
         config = json.loads(run_tool("kubectl", "config", "view", "--minify", "--flatten", "-o", "json"))
@@ -38,13 +38,13 @@ class Wire:
         self._target = (server.hostname, server.port or 443)
         self._port = 0
         self._open: list[socket.socket] = []
-        self.mend()
+        self.restore()
         cluster["server"] = f"https://127.0.0.1:{self._port}"
         cluster.setdefault("tls-server-name", server.hostname)
         self.kubeconfig = folder / "kubeconfig"
         self.kubeconfig.write_text(json.dumps(config))
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", self._port))
         self._port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
@@ -154,7 +154,7 @@ def test_lines_are_printed_once_over_a_cut_connection_and_a_killed_launcher(
         wire.cut()
         following.shows("cannot be reached")
         kubelet.say(first, *(f"[1,1]<stderr>:line {number}" for number in range(30, 60)))
-        wire.mend()
+        wire.restore()
         following.shows("[rank1]: line 59")
         over(fleet, kubelet, first, 137)
         following.shows("ended with code 137")
@@ -167,9 +167,9 @@ def test_lines_are_printed_once_over_a_cut_connection_and_a_killed_launcher(
         assert fleet.status()["step"] == 90
         over(fleet, kubelet, second, 0)
         lines = following.end()
-    said = [line for line in lines if not line.startswith("[launch]")]
+    printed = [line for line in lines if not line.startswith("[launch]")]
     numbered = [f"[rank{0 if number < 30 else 1}]: line {number}" for number in range(60)]
-    assert said == ["probe", *numbered, "[rank0]: again", "[rank0]: step: 90  epoch: 1.0"]
+    assert printed == ["probe", *numbered, "[rank0]: again", "[rank0]: step: 90  epoch: 1.0"]
     assert following.process.returncode == 0
 
 

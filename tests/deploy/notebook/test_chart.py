@@ -1,4 +1,4 @@
-"""The notebook chart: what it makes of good values."""
+"""The notebook chart: what it renders from valid values."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ REACHED: tuple[dict[str, Any], ...] = (
     {"source_cidr": "203.0.113.7/32"},
     {"source_cidr": ["10.0.0.0/8", "2001:db8::/32"], "load_balancer_scheme": "internal"},
 )
-PLACES: tuple[dict[str, Any], ...] = (
+NODES_AND_VOLUMES: tuple[dict[str, Any], ...] = (
     {},
     {"gpu_instance_type": "g5.xlarge", "tolerations": [{"key": "team", "operator": "Exists"}]},
     {"work_dir": "notebooks/ann", "shared_fs": "efs", "shared_pvc": "pv-efs", "node_selector": {"disk": "fast"}},
     {"data_fs": "data", "data_pvc": "pv-data", "allow_egress": True, "log_dir": "logs/r50-1x"},
 )
 COMBINATIONS = [
-    {"image": IMAGE, **login, **certificate, **reached, **place}
-    for login, certificate, reached, place in pairwise(LOGINS, CERTIFICATES, REACHED, PLACES)
+    {"image": IMAGE, **login, **certificate, **reached, **nodes}
+    for login, certificate, reached, nodes in pairwise(LOGINS, CERTIFICATES, REACHED, NODES_AND_VOLUMES)
 ]
 
 

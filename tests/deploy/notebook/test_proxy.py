@@ -1,4 +1,4 @@
-"""The chart's own nginx, JupyterLab and TensorBoard, started as in the pod: who gets in, by what, and who does not."""
+"""The chart's nginx, JupyterLab and TensorBoard, started as in the pod: who gets in and who does not."""
 
 from __future__ import annotations
 
@@ -116,14 +116,14 @@ def test_a_kernel_answers_through_the_proxy(stack: Stack) -> None:
         client.get("/lab", follow_redirects=True)
         token = client.cookies["_xsrf"]
         kernel = client.post("/api/kernels", json={}, headers={"X-XSRFToken": token}).json()["id"]
-        place = f"/api/kernels/{kernel}/channels"
+        path = f"/api/kernels/{kernel}/channels"
         try:
             upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
             upgrade |= {"Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="}
             with stack.client(headers=upgrade) as stranger:
-                assert stranger.get(place).status_code == 401
-            assert client.get(place, headers={**upgrade, "Origin": "https://elsewhere.example"}).status_code == 403
-            assert asyncio.run(ask(stack, place, "print(6 * 7)")) == "42\n"
+                assert stranger.get(path).status_code == 401
+            assert client.get(path, headers={**upgrade, "Origin": "https://elsewhere.example"}).status_code == 403
+            assert asyncio.run(ask(stack, path, "print(6 * 7)")) == "42\n"
         finally:
             client.delete(f"/api/kernels/{kernel}", headers={"X-XSRFToken": token})
 
@@ -139,7 +139,7 @@ def test_a_page_of_another_site_cannot_use_a_login(stack: Stack) -> None:
 
 @pytest.mark.parametrize(("version", "works"), [("tls1", False), ("tls1_1", False), ("tls1_2", True), ("tls1_3", True)])
 def test_only_tls_1_2_and_1_3_are_accepted(stack: Stack, version: str, works: bool) -> None:
-    # SECLEVEL=0 lets this client offer the old versions at all; otherwise it would be the one to refuse.
+    # Without SECLEVEL=0 the client would reject the old versions, not the server.
     done = subprocess.run(
         [
             tool("openssl"),
@@ -196,11 +196,11 @@ def test_nothing_secret_is_in_the_logs(stack: Stack) -> None:
     with stack.client(auth=("fleet", "wrong")) as client:
         assert client.get("/lab").status_code == 401
     for name in stack.processes:
-        text = stack.said(name)
+        text = stack.log(name)
         assert "token=" not in text
         assert PASSWORD not in text
         assert HASH not in text
-    assert "password mismatch" in stack.said("proxy")
+    assert "password mismatch" in stack.log("proxy")
 
 
 def test_processes_are_not_root(stack: Stack) -> None:
@@ -209,7 +209,7 @@ def test_processes_are_not_root(stack: Stack) -> None:
 
 
 def renew(file: Path, content: bytes) -> None:
-    """As the kubelet does: nobody sees half of it."""
+    """Replace a file atomically, as the kubelet does."""
     draft = file.with_suffix(".new")
     draft.write_bytes(content)
     draft.chmod(file.stat().st_mode)

@@ -1,4 +1,4 @@
-"""Values that the notebook chart refuses, each by its name."""
+"""Values that the notebook chart rejects; the message names each."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_bad_value_is_rejected_by_name(tmp_path: Path, field: str, value: Any)
         assert key.split("_")[0] in done.stderr
 
 
-# The dangerous ones are refused even where somebody turns the schema off.
+# The templates reject the dangerous ones again, for users who turn the schema off.
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -39,7 +39,7 @@ FROM_AWS = {
     "fsx_mount_name": "abcdefgh",
     "efa_az": "us-west-2b",
 }
-# Where providers lie when an administrator put them there; TF_PLUGIN_MIRROR names another folder.
+# Default plugin folders; TF_PLUGIN_MIRROR names another one.
 PROVIDERS = ("aws", "helm", "kubernetes")
 PLUGIN_FOLDERS = ("/usr/share/terraform/plugins", "/usr/local/share/terraform/plugins", "~/.terraform.d/plugins")
 
@@ -64,7 +64,7 @@ def provider_free(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evaluated(folder: Path, **variables: Any) -> tuple[int, str]:
-    """Terraform's own word on a set of variables: its exit status, and the values as JSON or its message."""
+    """What Terraform makes of a set of variables: its exit status, and the values as JSON or its message."""
     (folder / "test.auto.tfvars.json").write_text(json.dumps({**FROM_AWS, **variables}), encoding="utf-8")
     done = try_tool("terraform", "apply", "-auto-approve", "-no-color", cwd=folder, CHECKPOINT_DISABLE="1")
     if done.returncode != 0:

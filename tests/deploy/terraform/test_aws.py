@@ -1,4 +1,4 @@
-"""The AWS root as files: arguments, variables, outputs, docs; what needs neither provider nor account."""
+"""The AWS root as files: arguments, variables, outputs, docs; needs neither a provider nor an account."""
 
 from __future__ import annotations
 
@@ -149,9 +149,9 @@ def test_the_examples_name_variables_and_settings_that_exist() -> None:
 
 def test_nothing_of_the_root_is_open_to_the_world() -> None:
     text = "".join(file.read_text(encoding="utf-8") for file in ROOT.rglob("*.tf"))
-    places = re.findall(r'^.*"0\.0\.0\.0/0".*$', text, re.MULTILINE)
+    rules = re.findall(r'^.*"0\.0\.0\.0/0".*$', text, re.MULTILINE)
     # Two routes out of the VPC, and no rule of a security group.
-    assert [one.split("=")[0].strip() for one in places] == ["destination_cidr_block"] * 2
+    assert [one.split("=")[0].strip() for one in rules] == ["destination_cidr_block"] * 2
     assert "ipv6" not in re.sub(r"#.*", "", text)
 
 

@@ -112,7 +112,7 @@ def test_every_validation_fails_once_in_terraforms_tests() -> None:
 
 @pytest.fixture
 def on_moto(ready: tuple[Path, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of the root, initialised with state on disk, for which moto is AWS."""
+    """A copy of the root, initialized with state on disk, that uses moto as AWS."""
     import boto3
 
     for name, value in {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}.items():
@@ -158,7 +158,7 @@ def test_moto_applies_the_root_returns_its_outputs_and_destroys_it(
     called = called_actions(on_moto / "terraform.log")
     assert len(called) > 80
     granted = [action for one in statements(operator_policy()) for action in listed(one["Action"])]
-    # Everybody may ask who they are.
+    # GetCallerIdentity needs no permission.
     assert {one for one in called if not any(fnmatchcase(one, each) for each in granted)} == {"sts:GetCallerIdentity"}
 
 
@@ -174,7 +174,7 @@ def called_actions(log: Path) -> set[str]:
 
 
 def check_network(outputs: dict[str, object]) -> None:
-    """Nobody outside gets in, S3 is reached without NAT, and EFS by nodes alone."""
+    """Nothing is reachable from outside, S3 is reached without NAT, and EFS by nodes alone."""
     import boto3
 
     ec2 = boto3.client("ec2", region_name="us-east-1")

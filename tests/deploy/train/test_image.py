@@ -1,4 +1,4 @@
-"""The training image: its Dockerfile as linters see it, and a real build on a Debian base, without torch."""
+"""The training image: linters for its Dockerfile, and a real build on a Debian base, without torch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_default_build_downloads_only_from_the_base_image_debian_and_the_pac
 
 @dataclass(frozen=True)
 class Builder:
-    """buildah with a store of its own."""
+    """buildah with a separate store."""
 
     folder: Path
 
@@ -73,7 +73,7 @@ class Builder:
 
 
 def debian_base() -> Path:
-    """A tar of a minimal Debian, made once and kept beside the other tools."""
+    """A tar of a minimal Debian, made once and kept in .tools."""
     if os.getuid() != 0:
         pytest.skip("NOT TESTED: a real build of the image: needs root")
     missing = [name for name in ("buildah", "debootstrap") if shutil.which(name) is None]
@@ -108,16 +108,16 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
     (folder / "dist").mkdir()
     _, name, content = built_wheel()
     (folder / "dist" / name).write_bytes(content)
-    place = folder / "deploy" / "docker" / "train"
-    place.mkdir(parents=True)
-    shutil.copy(DOCKERFILE, place / "Dockerfile")
+    target = folder / "deploy" / "docker" / "train"
+    target.mkdir(parents=True)
+    shutil.copy(DOCKERFILE, target / "Dockerfile")
     buildah = Builder(folder)
     buildah.done("build", "--isolation", "chroot", "--tag", "base", "--file", "Base", ".")
     (folder / "base.tar").unlink()
     built = buildah.build("train", base="base")
     said = built.stdout[-4000:] + built.stderr[-4000:]
     if built.returncode != 0 and NO_NETWORK.search(said):
-        pytest.skip(f"NOT TESTED: a real build of the image: no package mirror answers: {said[-300:]}")
+        pytest.skip(f"NOT TESTED: a real build of the image: no package mirror is reachable: {said[-300:]}")
     assert built.returncode == 0, said
     yield buildah
     buildah("rm", "--all")

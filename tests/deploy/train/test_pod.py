@@ -19,7 +19,7 @@ from ports import free_port
 
 SCRIPT = CHART / "files" / "pod.py"
 HOSTS = ("127.0.0.1", "localhost")
-LONG_S = 240  # that long nothing takes, however busy the machine
+LONG_S = 240  # longer than anything takes, even on a busy machine
 SAVES = (
     "import os, pathlib, signal, sys, time\n"
     "asked = []\n"
@@ -45,7 +45,7 @@ def pod(*arguments: str, **environment: str) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def sshd() -> Iterator[int]:
-    """Port of something that greets like sshd."""
+    """Port of a server that sends the greeting of sshd."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def greet() -> None:
@@ -111,7 +111,7 @@ def test_check_fails_for_a_silent_worker_and_for_one_without_ssh(sshd: int) -> N
 
 
 def pending(process_id: int, number: signal.Signals) -> bool:
-    """Whether a signal was sent that the process has not taken yet."""
+    """Whether the process has a pending signal."""
     lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
     masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
     return any(mask >> (number - 1) & 1 for mask in masks)
@@ -145,7 +145,7 @@ def test_a_rank_exits_with_the_status_of_its_trainer(program: str, code: int) ->
 
 
 def test_a_pod_without_ranks_stops_at_once() -> None:
-    # Alone in a namespace of its own, as in a pod: here it would take the mpirun of another test for its own.
+    # In its own process namespace, as in a pod: otherwise it would find the mpirun of another test.
     argv = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-I", str(SCRIPT), "leave", "20"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=LONG_S, check=False)
     if done.returncode != 0 and "unshare" in done.stderr:

@@ -1,4 +1,4 @@
-"""Pods of the train chart: the restricted profile, and what checkov says."""
+"""Pods of the train chart: the restricted profile and checkov."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The train chart's values: which are refused, and what the trainer gets of those that are not."""
+"""The values of the train chart: which are rejected, and what the trainer gets from the others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text(enc
 
 
 def config_of(objects: list[dict[str, Any]]) -> RunConfig:
-    """What `maskfleet train` makes of the rank's command."""
+    """The configuration that `maskfleet train` reads from the rank's command."""
     command = rank_argv(objects)
     assert command[:4] == ["python3", "-m", "maskfleet", "train"]
     return resolve(recipe_name=command[command.index("--recipe") + 1], sets=settings(objects)).config
