@@ -1,16 +1,19 @@
-# The same commands for people and for CI. Each sets up .venv by itself.
+# The commands for developers and for CI. Every target creates .venv with the pinned versions if it is missing.
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 
-.PHONY: help setup demo test test-tools test-cluster test-k8s check format
+.PHONY: help setup demo test test-slow test-tools test-cluster test-k8s check format
 
 help:
-	@echo "make demo     train a small Mask R-CNN on generated images on this CPU and show the result"
-	@echo "make test     run the tests"
-	@echo "make test-cluster   run the tests on three hosts made on this machine (root; make test-tools first)"
-	@echo "make test-k8s       run the tests on the cluster that KUBECONFIG names (make test-tools first)"
-	@echo "make check    lint and type-check"
-	@echo "make format   format the code"
+	@echo "make demo           train a small Mask R-CNN on generated images on the CPU and show the result"
+	@echo "make test           run the unit and behaviour tests (under 6 minutes on 2 cores)"
+	@echo "make test-slow      run the tests marked slow: kill -9, whole trainings, charts, Terraform, images"
+	@echo "make test-tools     install the tools that some tests need: helm, checkov, nginx, buildah, ... (root)"
+	@echo "make test-cluster   run the tests on three hosts in network namespaces (root; needs make test-tools)"
+	@echo "make test-k8s       run the tests on the cluster that KUBECONFIG names (needs make test-tools)"
+	@echo "make check          lint and type-check"
+	@echo "make format         format the code"
 
 setup:
 	@$(PYTHON) scripts/setup_env.py
@@ -18,10 +21,14 @@ setup:
 demo: setup
 	$(BIN)/maskfleet demo demo
 
+# Every test is in exactly one of these two lanes; tests/test_lanes.py checks that.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
+	$(PYTEST) -m "not slow"
 
-# What some tests need beside .venv, on Debian and its kin; a test whose tool is missing is skipped and says so.
+test-slow: setup
+	$(PYTEST) -m slow
+
+# Debian and Ubuntu. A test whose tool is missing is skipped and says so.
 test-tools:
 	apt-get install -y --no-install-recommends iproute2 openssh-server openssh-client openmpi-bin procps nginx-light buildah debootstrap
 	$(PYTHON) scripts/setup_tools.py

@@ -1,6 +1,6 @@
-"""Create .tools: an environment for each list of pins in scripts/tools, for the tests that use real tools.
+"""Create .tools: one environment per list of pins in scripts/tools, for tests that run these programs.
 
-Needs only the standard library. An environment is recreated only when its pins changed.
+Needs only the standard library. An environment is updated only when its pins have changed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ PINS = ROOT / "scripts" / "tools"
 
 
 def main() -> int:
-    failed = [pins.stem for pins in sorted(PINS.glob("*.txt")) if not is_installed(pins)]
+    failed = [pins.stem for pins in sorted(PINS.glob("*.txt")) if not installed(pins)]
     for name in failed:
         print(f"tools: {name} could not be installed; the tests that need it will be skipped", file=sys.stderr)
     return 1 if failed else 0
 
 
-def is_installed(pins: Path) -> bool:
-    """Install the environment of `pins` if needed; returns whether it is there."""
+def installed(pins: Path) -> bool:
+    """Create the environment of `pins` unless it is up to date; whether it is now."""
     folder = ROOT / ".tools" / pins.stem
     stamp = folder / ".pins"
     if stamp.exists() and stamp.read_bytes() == pins.read_bytes():

@@ -1,6 +1,7 @@
-"""Run tests/cluster on three hosts in network namespaces of this machine, with a time limit; cleans up afterwards.
+"""Run tests/cluster on three hosts in network namespaces of this machine, with a time limit, and clean up.
 
-Needs root and Debian's iproute2, openssh-server and openmpi-bin. Without them it fails, unless --may-skip is given.
+Needs root and Debian's iproute2, openssh-server and openmpi-bin. Without them it prints that and fails, or
+succeeds with --may-skip.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Run tests/k8s against the cluster of KUBECONFIG, with a time limit.
+"""Run tests/k8s against the cluster that KUBECONFIG names, with a time limit.
 
-Needs kubectl, helm and cluster-admin rights, but no node. Without a cluster it fails, unless --may-skip is given.
+Needs kubectl, helm and the rights of a cluster administrator, but no node. Without a cluster it prints that and fails,
+or succeeds with --may-skip.
 """
 
 from __future__ import annotations

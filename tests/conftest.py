@@ -1,4 +1,4 @@
-"""pyproject.toml puts tests/ on the path: tests import the slow references (reference*.py) by name."""
+"""Settings for all tests. pyproject.toml puts tests/ and folders below it on the path, so helpers import by name."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import signal
 
 from hypothesis import HealthCheck, settings
 
-# In the background of a script Ctrl-C does nothing, here and in all that is started from here; tests send it.
+# A shell script starts background jobs with SIGINT ignored, and children inherit that; some tests send SIGINT.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says more of the machine, and of what else runs on it, than of the code.
+# How long an example takes depends on the machine and its load more than on the code.
 settings.register_profile("maskfleet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("maskfleet")
 

@@ -1,7 +1,7 @@
 """Ports for servers that a test starts by number.
 
-A port that the kernel chose and that was let go again may be gone before its server is up: other tests run beside
-this one, and every connection that one of them makes takes such a port, and keeps it for a minute after its end.
+Binding port 0 and closing the socket is not enough: before the server starts, a connection of a test that runs at the
+same time may get that port, and keeps it for a minute after it is closed.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import itertools
 import os
 import socket
 
-LOWEST, COUNT = 10_000, 10_000  # below those that the kernel gives to connections
-_ASKED = itertools.count(os.getpid() * 997)  # far from where the processes beside this one begin
+LOWEST, COUNT = 10_000, 10_000  # below the range from which the kernel takes ports for connections
+_NUMBERS = itertools.count(os.getpid() * 997)  # far from where other test processes start
 
 
-def free_port(room: int = 1) -> int:
-    """The first of `room` ports of 127.0.0.1 that follow each other and that nobody uses or is given again."""
+def free_port(count: int = 1) -> int:
+    """The first of `count` consecutive free ports of 127.0.0.1; no call returns the same port again."""
     free: list[int] = []
-    for number in itertools.islice(_ASKED, COUNT):
+    for number in itertools.islice(_NUMBERS, COUNT):
         port = LOWEST + number % COUNT
         if not _is_free(port):
             free = []
             continue
         free = [*free, port] if port - 1 in free else [port]
-        if len(free) == room:
+        if len(free) == count:
             return free[0]
-    raise AssertionError("every port is taken")
+    raise AssertionError("all ports are in use")
 
 
 def _is_free(port: int) -> bool:

@@ -1,4 +1,4 @@
-"""Real tools that tests use: found in .tools (`make test-tools`) or on PATH; a test whose tool is missing says so."""
+"""Programs that tests use, from .tools (`make test-tools`) or PATH. A test whose program is missing is skipped."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ FOLDERS = (ROOT / ".tools" / "py" / "bin", ROOT / ".tools" / "checkov" / "bin")
 
 
 def tool(name: str) -> str:
-    """Path of the program `name`, or a skip that says how to get it."""
+    """Path of the program `name`; skips the test with a hint if it is missing."""
     found = shutil.which(name, path=os.pathsep.join([*map(str, FOLDERS), os.environ.get("PATH", "")]))
     if found is None:
-        pytest.skip(f"{name} is not here: make test-tools installs it")
+        pytest.skip(f"{name} is not installed: make test-tools installs it")
     return found
 
 
@@ -35,16 +35,16 @@ def run_tool(name: str, *arguments: str | Path, cwd: Path | None = None, **envir
 def try_tool(
     name: str, *arguments: str | Path, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """A tool's run, however it ended."""
+    """The result of a tool that may fail."""
     command: Sequence[str] = [tool(name), *map(str, arguments)]
     return subprocess.run(
-        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=300
+        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=900
     )
 
 
 @contextmanager
 def moto_server(log: Path) -> Iterator[str]:
-    """The address of a moto server on loopback, ended with the block."""
+    """The URL of a moto server on loopback that runs until the block ends."""
     with (
         log.open("w") as file,
         subprocess.Popen([tool("moto_server"), "-H", "127.0.0.1", "-p", "0"], stdout=file, stderr=file) as process,

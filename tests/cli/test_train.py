@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import cv2
@@ -18,6 +19,8 @@ from maskfleet.config.recipes import recipe
 from maskfleet.data.synthetic.dataset import make_shapes
 from maskfleet.model.weights.checkpoint import CheckpointFolder, weights_of
 
+Command = Callable[..., subprocess.CompletedProcess[str]]
+LONG_S = 900
 SMALL = {
     "model.max_size_px": 64,
     "model.backbone.stem_channels": 8,
@@ -31,9 +34,10 @@ SMALL = {
 }
 
 
-def maskfleet(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "maskfleet", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=240)
+def maskfleet(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Whole trainings get a process of their own."""
+    argv = [sys.executable, "-m", "maskfleet", *map(str, arguments)]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=LONG_S)
 
 
 @pytest.fixture(scope="module")
@@ -70,35 +74,35 @@ def test_training_leaves_weights_log_metrics_and_a_report(run_dir: Path) -> None
     assert "maskfleet predict" in page
 
 
-def test_eval_prints_all_twelve_values_and_every_class(run_dir: Path) -> None:
-    done = maskfleet("eval", run_dir)
+def test_eval_prints_all_twelve_values_and_every_class(run_dir: Path, command: Command) -> None:
+    done = command("eval", run_dir)
     assert done.returncode == 0, done.stderr
     for name in ("ap50", "ap75", "ap_small", "ar100", "ar_large"):
         assert name in done.stdout
-    scores = json.loads(maskfleet("eval", run_dir, "--json").stdout)
+    scores = json.loads(command("eval", run_dir, "--json").stdout)
     assert set(scores) == {"bbox", "segm"}
     assert len(scores["bbox"]["per_class"]) == 2
 
 
-def test_exported_weights_are_those_of_the_newest_checkpoint(run_dir: Path) -> None:
+def test_exported_weights_are_those_of_the_newest_checkpoint(run_dir: Path, command: Command) -> None:
     newest = CheckpointFolder(run_dir / "checkpoints").newest()
     assert newest is not None
     exported, saved = load_file(run_dir / "model.safetensors"), weights_of(newest)
     assert exported.keys() == saved.keys()
     assert all(torch.equal(exported[name], saved[name]) for name in saved)
-    assert maskfleet("weights", "inspect", run_dir / "model.safetensors").returncode == 0
+    assert command("weights", "inspect", run_dir / "model.safetensors").returncode == 0
 
 
-def test_eval_writes_the_results_file(run_dir: Path, tmp_path: Path) -> None:
-    done = maskfleet("eval", run_dir, "--max-images", "2", "--results", tmp_path / "results.json")
+def test_eval_writes_the_results_file(run_dir: Path, tmp_path: Path, command: Command) -> None:
+    done = command("eval", run_dir, "--max-images", "2", "--results", tmp_path / "results.json")
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "results.json").read_text())
     assert {"image_id", "category_id", "bbox", "score", "segmentation"} <= results[0].keys()
 
 
-def test_predict_draws_and_writes_coco_json(run_dir: Path, root: Path, tmp_path: Path) -> None:
+def test_predict_draws_and_writes_coco_json(run_dir: Path, root: Path, tmp_path: Path, command: Command) -> None:
     images = sorted((root / "val").glob("*.jpg"))[:2]
-    done = maskfleet("predict", run_dir, *images, "--out", tmp_path / "out", "--score", "0.0")
+    done = command("predict", run_dir, *images, "--out", tmp_path / "out", "--score", "0.0")
     assert done.returncode == 0, done.stderr
     for image in images:
         drawn = cv2.imread(str(tmp_path / "out" / f"{image.stem}.png"))
@@ -107,6 +111,7 @@ def test_predict_draws_and_writes_coco_json(run_dir: Path, root: Path, tmp_path:
     assert {item["file_name"] for item in found} <= {image.name for image in images}
 
 
+@pytest.mark.slow
 def test_auto_finds_the_splits_and_writes_their_names(root: Path, tmp_path: Path) -> None:
     sets = [item for key, value in SMALL.items() for item in ("--set", f"{key}={json.dumps(value)}")]
     sets += ["--set", "data.train=[auto]", "--set", "data.val=[auto]"]
@@ -117,6 +122,7 @@ def test_auto_finds_the_splits_and_writes_their_names(root: Path, tmp_path: Path
     assert "val: [val]" in text
 
 
+@pytest.mark.slow
 def test_a_launched_run_finds_its_splits_when_it_begins(root: Path, tmp_path: Path) -> None:
     """`maskfleet launch` writes the run file without looking at the data."""
     auto = {"data.train": ("auto",), "data.val": ("auto",)}
@@ -136,16 +142,16 @@ def test_a_launched_run_finds_its_splits_when_it_begins(root: Path, tmp_path: Pa
         (("predict", "nothing", "x.jpg"), "there is no nothing"),
     ],
 )
-def test_mistakes_end_in_one_message(arguments: tuple[str, ...], what: str, tmp_path: Path) -> None:
-    done = maskfleet(*arguments, cwd=tmp_path)
+def test_mistakes_end_in_one_message(arguments: tuple[str, ...], what: str, command: Command) -> None:
+    done = command(*arguments)
     assert done.returncode == 2
     assert what in done.stderr
     assert "→" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_missing_weights_name_the_place_and_a_way_out(root: Path, tmp_path: Path) -> None:
-    done = maskfleet(
+def test_missing_weights_name_the_path_and_a_remedy(root: Path, tmp_path: Path, command: Command) -> None:
+    done = command(
         "train",
         tmp_path / "r",
         "--recipe",
@@ -162,8 +168,8 @@ def test_missing_weights_name_the_place_and_a_way_out(root: Path, tmp_path: Path
     assert "--recipe scratch" in done.stderr
 
 
-def test_finetune_without_weights_is_refused(root: Path, tmp_path: Path) -> None:
-    done = maskfleet("train", tmp_path / "r", "--recipe", "finetune", "--data", root)
+def test_finetune_without_weights_is_rejected(root: Path, tmp_path: Path, command: Command) -> None:
+    done = command("train", tmp_path / "r", "--recipe", "finetune", "--data", root)
     assert done.returncode == 2
     assert "random weights" in done.stderr
     assert "train.weights=FILE" in done.stderr

@@ -48,7 +48,7 @@ class Client:
         )
 
     def options(self, *more: str) -> list[str]:
-        """Of a launch on all hosts with the environment of these tests."""
+        """Options of a launch on all hosts with the environment of these tests."""
         root = json.dumps(str(self.cluster.shared))
         common = ["launch", "-c", str(self.run_file), "--on", "ssh", "--hosts", ",".join(self.cluster.names)]
         common += ["--accept-new", "--launch-set", f"run_root={root}"]
@@ -65,7 +65,7 @@ class Client:
         return json.loads(done.stdout)
 
     def finish(self, handle: str, timeout_s: float = 240) -> str:
-        """Follow the run to its end; the answer is all it said."""
+        """Follow the run until it finishes; returns its output."""
         done = self("logs", "-f", handle, timeout_s=timeout_s)
         assert self.status(handle)["state"] == "done", done.stdout + done.stderr
         return done.stdout
@@ -78,5 +78,5 @@ def run_dir_of(handle: str) -> Path:
 def until(condition: Callable[[], object], timeout_s: float = 240) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.2)

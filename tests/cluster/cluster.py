@@ -16,14 +16,14 @@ TOOLS = {"ip": "iproute2", "/usr/sbin/sshd": "openssh-server", "ssh-keygen": "op
 
 
 def why_not() -> str | None:
-    """What keeps this machine from having the hosts; None if nothing does."""
+    """Why this machine cannot run the hosts; None if it can."""
     if os.getuid() != 0:
         return "needs root"
     missing = [package for tool, package in TOOLS.items() if shutil.which(tool) is None]
     if missing:
         return f"needs the Debian packages {', '.join(missing)}"
     if run("ip", "netns", "add", "mfprobe", check=False).returncode != 0:
-        return "network namespaces cannot be made here"
+        return "cannot create network namespaces here"
     run("ip", "netns", "delete", "mfprobe")
     return None
 
@@ -69,16 +69,16 @@ class Cluster:
         for number in range(1, self.count + 1):
             for pid in run(
                 "ip", "netns", "pids", f"mf{number}", check=False
-            ).stdout.split():  # of tests that were killed
-                with contextlib.suppress(ProcessLookupError):  # it went with the one before it
+            ).stdout.split():  # left over from tests that were killed
+                with contextlib.suppress(ProcessLookupError):  # it exited with the one before it
                     os.kill(int(pid), signal.SIGKILL)
-            run("ip", "link", "delete", f"mfv{number}", check=False)  # the kernel takes its time with namespaces
+            run("ip", "link", "delete", f"mfv{number}", check=False)  # the kernel removes namespaces later
             run("ip", "netns", "delete", f"mf{number}", check=False)
             shutil.rmtree(f"/etc/netns/mf{number}", ignore_errors=True)
         run("ip", "link", "delete", BRIDGE, check=False)
 
     def start_host(self, number: int) -> None:
-        """Boot: the link is up and sshd runs, in a process namespace of the host's own."""
+        """Boot: set the link up and start sshd, in the host's own process namespace."""
         self.plug(number)
         home = self._home_of(number)
         apart = [
@@ -106,7 +106,7 @@ class Cluster:
             time.sleep(0.1)
 
     def cut_host(self, number: int) -> None:
-        """The power goes: link down, every process killed at once, without a goodbye on the network."""
+        """Power failure: link down and every process killed at once, so that no connection is closed."""
         self.unplug(number)
         self.kill_host(number)
 
@@ -122,7 +122,7 @@ class Cluster:
         process.wait()
 
     def inside(self, number: int, *argv: str) -> subprocess.CompletedProcess[str]:
-        """Run something on a host, as if sitting at it."""
+        """Run a command on a host, without SSH."""
         pid = next(int(one) for one in _children(self._processes[number].pid))
         return run("nsenter", "--target", str(pid), "--all", *argv, check=False)
 
@@ -132,7 +132,7 @@ class Cluster:
         return [line for line in listed if "sshd" not in line and not line.startswith("ps ")]
 
     def until_idle(self) -> None:
-        """No host runs anything; only a supervisor that has said its last word may take a moment to end."""
+        """Wait until no host runs anything; only a supervisor that is about to exit may take a moment."""
         deadline = time.monotonic() + 60
         while found := [line for number in range(1, self.count + 1) for line in self.processes(number)]:
             assert all("maskfleet.launch.supervise.supervisor" in line or "<defunct>" in line for line in found), found
@@ -158,7 +158,7 @@ class Cluster:
         run("ip", "-n", name, "addr", "add", f"{self.address(number)}/24", "dev", "eth0")
         for device in ("eth0", "lo"):
             run("ip", "-n", name, "link", "set", device, "up")
-        # `ip netns exec` puts these files over those of /etc, for that host alone.
+        # `ip netns exec` mounts these files over those in /etc, for that host alone.
         own = Path(f"/etc/netns/{name}")
         own.mkdir(parents=True, exist_ok=True)
         hosts = "".join(f"{self.address(n)} node{n}\n" for n in range(1, self.count + 1))
@@ -184,7 +184,7 @@ class Cluster:
         )
 
     def _packages(self) -> None:
-        """What the hosts' own Python has: all of this environment, such as torch, but maskfleet."""
+        """Packages of the hosts' own Python: all of this environment, such as torch, except maskfleet."""
         self.packages.mkdir()
         for path in Path(sysconfig.get_paths()["purelib"]).iterdir():
             if "maskfleet" not in path.name and path.suffix != ".pth":

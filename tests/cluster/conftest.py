@@ -1,4 +1,4 @@
-"""The hosts, made once; `make test-cluster` asks for them."""
+"""The hosts, created once per session and only for `make test-cluster`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Become a process in a pod of the restricted profile: own read-only root, user 1000, no capability, no new privileges.
+"""Become a process in a restricted pod: its own read-only root, user 1000, no capabilities, no new privileges.
 
 Run as root in fresh mount and process namespaces: `pod_root.py FILE`, where FILE is the JSON that pods.py wrote.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 USER = 1000
-OF_THE_IMAGE = ("bin", "lib", "lib32", "lib64", "libx32", "sbin", "usr", "var")
+IMAGE_FOLDERS = ("bin", "lib", "lib32", "lib64", "libx32", "sbin", "usr", "var")
 BECOME = ["/usr/bin/setpriv", f"--reuid={USER}", f"--regid={USER}", f"--groups={USER}", "--no-new-privs"]
 BECOME += ["--bounding-set=-all", "--inh-caps=-all"]
 
@@ -37,7 +37,7 @@ def tmpfs(target: Path, mode: str) -> None:
 
 def image(root: Path, pod: dict[str, Any]) -> None:
     """What the image would hold: this machine's programs and Python, and the user fleet."""
-    for name in OF_THE_IMAGE:
+    for name in IMAGE_FOLDERS:
         here = Path("/", name)
         if here.is_symlink():
             (root / name).symlink_to(here.readlink())
@@ -68,20 +68,21 @@ def main() -> None:
     mount("--make-rprivate", "/")
     root = Path(pod["root"])
     tmpfs(root, "0755")
+    # Before the image: the checkout and its Python may lie below these folders and are bound on top of them.
+    tmpfs(root / "tmp", "2777")
+    tmpfs(root / "home" / "fleet", "2777")
     image(root, pod)
     bind(Path("/dev"), root / "dev", read_only=False)
     bind(Path("/sys"), root / "sys", read_only=False)
     (root / "proc").mkdir()
     mount("-t", "proc", "proc", str(root / "proc"))
     tmpfs(root / "dev" / "shm", "1777")
-    tmpfs(root / "tmp", "2777")
-    tmpfs(root / "home" / "fleet", "2777")
     for folder, files in pod["files"].items():
-        place = root / folder.lstrip("/")
-        place.mkdir(parents=True)
+        target = root / folder.lstrip("/")
+        target.mkdir(parents=True)
         for name, text in files.items():
-            (place / name).write_text(text)
-            (place / name).chmod(0o444)
+            (target / name).write_text(text)
+            (target / name).chmod(0o444)
     secret(root / pod["secret_at"].lstrip("/"), pod["secret"])
     for source, target in pod["volumes"].items():
         bind(Path(source), root / target.lstrip("/"), read_only=False)

@@ -1,4 +1,4 @@
-"""Pods of the train chart in the network namespaces of the hosts, as mpi-operator and the kubelet would make them."""
+"""Pods of the train chart in the network namespaces of the hosts, as mpi-operator and the kubelet create them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Pod:
         return self._process.wait(timeout_s)
 
     def exec(self, command: Sequence[str], timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
-        """What a probe or a hook of the pod does."""
+        """Run a command in the pod, as probes and hooks do."""
         until(self._first)
         inside = ["nsenter", "--target", self._first(), "--mount", "--uts", "--net", "--pid", "--root", "--wd=/"]
         return subprocess.run(
@@ -50,7 +50,7 @@ class Pod:
         )
 
     def _first(self) -> str:
-        """Number of its first process once that is inside its root, else nothing."""
+        """Id of its first process once that has changed its root, else an empty string."""
         for child in Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split():
             if str(Path(f"/proc/{child}/root").readlink()) != "/":
                 return child
@@ -61,7 +61,7 @@ class Pod:
         return self.exec(["ps", "-e", "-o", "comm="]).stdout.split()
 
     def kill(self) -> None:
-        """The power goes."""
+        """Kill all its processes at once."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

@@ -22,7 +22,7 @@ def verdicts(findings: list[dict[str, Any]], name: str) -> dict[str, str]:
     return {finding["host"]: finding["verdict"] for finding in findings if finding["name"] == name}
 
 
-def test_a_sound_cluster_passes_within_a_minute_with_a_real_all_reduce(client: Client) -> None:
+def test_a_healthy_cluster_passes_within_a_minute_with_a_real_all_reduce(client: Client) -> None:
     started_at = time.monotonic()
     code, findings = doctor(client)
     elapsed_s = time.monotonic() - started_at
@@ -39,7 +39,7 @@ def test_a_sound_cluster_passes_within_a_minute_with_a_real_all_reduce(client: C
     assert not list(client.cluster.shared.glob(".maskfleet-doctor"))
 
 
-def test_a_host_that_is_down_fails_and_the_others_are_still_examined(client: Client) -> None:
+def test_a_host_that_is_down_fails_and_the_others_are_still_checked(client: Client) -> None:
     client.cluster.cut_host(2)
     try:
         code, findings = doctor(client)
@@ -52,7 +52,7 @@ def test_a_host_that_is_down_fails_and_the_others_are_still_examined(client: Cli
     assert all(finding["remedy"] for finding in findings if finding["verdict"] != "ok")
 
 
-def test_a_folder_of_each_host_alone_is_found_out(client: Client) -> None:
+def test_a_folder_that_is_not_shared_is_found(client: Client) -> None:
     code, findings = doctor(client, "--launch-set", "run_root=~/maskfleet")
     assert code == 1
     assert verdicts(findings, "shared folder") == {"all": "fail"}
@@ -63,7 +63,7 @@ def test_a_host_behind_a_jump_host_is_reached_through_it(client: Client) -> None
     before = config.read_text()
     config.write_text(f"{before}Host far\n  HostName {client.cluster.address(3)}\n  User root\n  ProxyJump node1\n")
     log = client.cluster.folder / "home3" / "sshd.log"
-    doctor(client)  # gets to know the keys
+    doctor(client)  # records the host keys
     seen = len(log.read_text())
     options = client.options()
     options[options.index("--hosts") + 1] = "far"

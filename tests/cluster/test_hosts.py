@@ -1,4 +1,4 @@
-"""What can be wrong with hosts, and paths that could do harm."""
+"""Faults of hosts, and paths that could do harm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NASTY = "a b'\"$(touch harm)`touch harm`;\n&"
 
 @pytest.fixture
 def known_hosts(client: Client) -> Iterator[Path]:
-    """The client's file of known hosts, put back afterwards."""
+    """The client's known_hosts file, restored afterwards."""
     file = client.cluster.client_home / ".ssh" / "known_hosts"
     before = file.read_text() if file.exists() else None
     yield file
@@ -46,11 +46,11 @@ def test_a_wheel_is_shipped_where_no_environment_is_named(client: Client) -> Non
     assert len(made) == 1
 
 
-def test_folders_with_quotes_blanks_and_newlines_do_no_harm(client: Client) -> None:
+def test_folders_with_quotes_spaces_and_newlines_do_no_harm(client: Client) -> None:
     root = client.cluster.shared / NASTY
     root.mkdir()
-    place = f"run_root={json.dumps(str(root))}"
-    done = client(*client.options("--name", "nasty", "--detach", *SHORT, "--launch-set", place))
+    setting = f"run_root={json.dumps(str(root))}"
+    done = client(*client.options("--name", "nasty", "--detach", *SHORT, "--launch-set", setting))
     assert done.returncode == 0, done.stderr
     handle = done.stdout.strip()
     assert run_dir_of(handle) == root / "runs" / "nasty"
@@ -70,7 +70,7 @@ def test_a_host_that_is_down_is_named(client: Client) -> None:
     assert "node1" not in words
 
 
-def test_a_host_that_refuses_the_key_is_named(client: Client) -> None:
+def test_a_host_that_rejects_the_key_is_named(client: Client) -> None:
     keys = client.cluster.folder / "home3" / ".ssh" / "authorized_keys"
     before = keys.read_text()
     keys.write_text("")
@@ -81,7 +81,7 @@ def test_a_host_that_refuses_the_key_is_named(client: Client) -> None:
     assert "host node3 does not accept your key" in words
 
 
-def test_a_host_never_seen_before_is_not_trusted_without_a_word(client: Client, known_hosts: Path) -> None:
+def test_an_unknown_host_is_not_trusted_silently(client: Client, known_hosts: Path) -> None:
     known_hosts.unlink(missing_ok=True)
     options = [text for text in client.options("--name", "refused", "--detach", *SHORT) if text != "--accept-new"]
     done = client(*options)
@@ -90,7 +90,7 @@ def test_a_host_never_seen_before_is_not_trusted_without_a_word(client: Client, 
     assert "--accept-new" in done.stderr
 
 
-def test_a_host_whose_key_changed_is_refused_even_with_accept_new(client: Client, known_hosts: Path) -> None:
+def test_a_host_whose_key_changed_is_rejected_even_with_accept_new(client: Client, known_hosts: Path) -> None:
     other = (client.cluster.folder / "home1" / "host_key.pub").read_text().split()
     known_hosts.write_text(f"{client.cluster.address(2)} {other[0]} {other[1]}\n")
     assert "the key of host node2 is not the one it had before" in refused(client)
@@ -114,12 +114,12 @@ def test_a_full_disk_is_named_with_its_host(client: Client) -> None:
     assert "disk is full" in words
 
 
-def test_a_folder_that_is_not_shared_is_refused(client: Client) -> None:
+def test_a_folder_that_is_not_shared_is_rejected(client: Client) -> None:
     words = refused(client, "--launch-set", "run_root=~/maskfleet")
     assert "is not shared between the hosts: node" in words
 
 
-def test_a_fault_in_the_data_ends_the_run_after_the_budget_and_is_explained(client: Client) -> None:
+def test_a_fault_in_the_data_fails_the_run_after_its_restarts_and_is_explained(client: Client) -> None:
     done = client(*client.options("--name", "faulty", "--max-restarts", "1", *SHORT, "-s", "data.root=/nowhere"))
     assert done.returncode == 1
     assert "cause: missing data" in done.stderr

@@ -67,7 +67,7 @@ def install(cluster: Cluster, fsx: Path, tmp_path: Path) -> Iterator[Callable[..
 
 
 def ready(job: Job) -> list[Pod]:
-    """The two workers, which the launcher's init container has seen."""
+    """The two workers, after the launcher's init container has reached both."""
     waiting = job.init_container()
     until(lambda: "waiting for 2 of 2 workers" in waiting.log)
     workers = [job.worker(0), job.worker(1)]
@@ -90,7 +90,7 @@ def saved_step(run_dir: Path) -> int:
     return newest.step if newest is not None else 0
 
 
-def test_the_launchers_command_trains_over_two_workers_to_the_end(install: Callable[..., Job], fsx: Path) -> None:
+def test_the_launchers_command_trains_on_two_workers_to_the_end(install: Callable[..., Job], fsx: Path) -> None:
     sets = [f"{name}={json.dumps(value)}" for name, value in {**RUN, "data.cache_dir": ODD}.items()]
     job = install("by-values", recipe="demo", data_dir="data/shapes", extra_config=sets)
     ready(job)
@@ -104,16 +104,16 @@ def test_the_launchers_command_trains_over_two_workers_to_the_end(install: Calla
     assert load(run_dir / "run.yaml").data.cache_dir == ODD
 
 
-@pytest.mark.parametrize("dying", ["launcher", "worker"])
-def test_after_a_death_the_next_attempt_goes_on_where_the_first_was(
-    install: Callable[..., Job], fsx: Path, dying: str
+@pytest.mark.parametrize("killed", ["launcher", "worker"])
+def test_after_a_kill_the_next_attempt_resumes_from_the_last_checkpoint(
+    install: Callable[..., Job], fsx: Path, killed: str
 ) -> None:
-    job = install(f"dying-{dying}", run_yaml=run_yaml(LONG), run_id=f"kept-{dying}")
-    run_dir = fsx / "logs" / f"kept-{dying}"
+    job = install(f"killed-{killed}", run_yaml=run_yaml(LONG), run_id=f"kept-{killed}")
+    run_dir = fsx / "logs" / f"kept-{killed}"
     workers = ready(job)
     first = job.launcher()
     until(lambda: last_step(run_dir) >= 35 and saved_step(run_dir) >= 30)
-    if dying == "launcher":
+    if killed == "launcher":
         first.kill()
     else:
         workers[0].kill()
@@ -132,7 +132,7 @@ def test_after_a_death_the_next_attempt_goes_on_where_the_first_was(
     assert len(logged) == len(steps) - saved
 
 
-def test_an_attempt_ends_by_itself_when_a_worker_falls_silent(install: Callable[..., Job], fsx: Path) -> None:
+def test_an_attempt_fails_by_itself_when_a_worker_loses_its_network(install: Callable[..., Job], fsx: Path) -> None:
     endless = {**LONG, "train.epoch_schedule": ((1000, None),)}
     job = install("silent", run_yaml=run_yaml(endless))
     workers = ready(job)
@@ -142,16 +142,14 @@ def test_an_attempt_ends_by_itself_when_a_worker_falls_silent(install: Callable[
     job.cluster.unplug(2)
     try:
         assert launcher.ended() != 0
-        print(f"mpirun ended {time.monotonic() - cut_at:.0f} s after the cut")
+        print(f"mpirun exited {time.monotonic() - cut_at:.0f} s after the cut")
         until(lambda: all("orted" not in pod.names() for pod in workers))
     finally:
         job.cluster.plug(2)
 
 
 @pytest.mark.parametrize("role", ["launcher", "worker"])
-def test_a_pod_that_is_asked_to_leave_lets_the_ranks_save_first(
-    install: Callable[..., Job], fsx: Path, role: str
-) -> None:
+def test_a_pod_that_is_stopped_lets_the_ranks_save_first(install: Callable[..., Job], fsx: Path, role: str) -> None:
     job = install(f"leaving-{role}", run_yaml=run_yaml(LONG))
     run_dir = fsx / "logs" / job.name
     workers = ready(job)
@@ -163,7 +161,7 @@ def test_a_pod_that_is_asked_to_leave_lets_the_ranks_save_first(
     leaving = launcher if role == "launcher" else workers[0]
     hooked = leaving.exec(hook)
     assert launcher.ended() != 0, launcher.log
-    if role == "worker":  # the launcher's hook ends with its pod
+    if role == "worker":  # the launcher's hook stops with its pod
         assert hooked.returncode == 0
         leaving.kill()
         assert launcher_check_fails(job, check)
@@ -172,7 +170,7 @@ def test_a_pod_that_is_asked_to_leave_lets_the_ranks_save_first(
 
 
 def launcher_check_fails(job: Job, check: list[str]) -> bool:
-    """Whether the liveness probe of a launcher sees that a worker is gone."""
+    """Whether the liveness probe of a launcher fails once a worker is gone."""
     still = job.init_container()
     try:
         return still.exec(check).returncode == 1
@@ -180,7 +178,7 @@ def launcher_check_fails(job: Job, check: list[str]) -> bool:
         still.kill()
 
 
-def test_workers_let_nobody_in_without_the_jobs_key_and_the_launcher_talks_to_no_stranger(
+def test_workers_accept_only_the_jobs_key_and_the_launcher_trusts_only_its_workers(
     install: Callable[..., Job],
 ) -> None:
     job = install("guarded")
@@ -189,15 +187,15 @@ def test_workers_let_nobody_in_without_the_jobs_key_and_the_launcher_talks_to_no
     job.worker(1, keys={**other, "authorized_keys": job.keys["authorized_keys"]})
     waiting = job.init_container()
     assert waiting.ended() == 0, waiting.log
-    inside = job.worker(2)  # any pod with the job's key and files will do
+    inside = job.worker(2)  # stands for any pod with the job's key and files
     ssh = ["ssh", "-F", "/etc/maskfleet/ssh_config"]
-    greeted = inside.exec([*ssh, job.workers[0], "id", "-u"])
-    assert (greeted.returncode, greeted.stdout) == (0, "1000\n"), greeted.stderr
+    accepted = inside.exec([*ssh, job.workers[0], "id", "-u"])
+    assert (accepted.returncode, accepted.stdout) == (0, "1000\n"), accepted.stderr
     refused = inside.exec([*ssh, job.workers[1], "id", "-u"])
     assert refused.returncode == 255
     assert "Host key verification failed" in refused.stderr
     inside.kill()
-    thief = job.worker(2, keys=other | {"id_rsa.pub": job.keys["id_rsa.pub"]})
-    kept_out = thief.exec([*ssh, job.workers[0], "id", "-u"])
-    assert kept_out.returncode == 255
-    assert "Permission denied (publickey)" in kept_out.stderr
+    intruder = job.worker(2, keys=other | {"id_rsa.pub": job.keys["id_rsa.pub"]})
+    denied = intruder.exec([*ssh, job.workers[0], "id", "-u"])
+    assert denied.returncode == 255
+    assert "Permission denied (publickey)" in denied.stderr

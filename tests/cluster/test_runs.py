@@ -100,7 +100,7 @@ def test_cancel_leaves_no_process_on_any_host_twice_in_a_row(client: Client) -> 
     assert newest.step == read_metrics(run_dir)[-1]["step"]
 
 
-def test_the_run_goes_on_without_the_host_that_led_it(client: Client) -> None:
+def test_the_run_continues_without_the_host_that_led_it(client: Client) -> None:
     cluster = client.cluster
     handle = client.launched("--name", "leaderless", "--min-nodes", "2", *LONG)
     run_dir = run_dir_of(handle)
@@ -117,7 +117,9 @@ def test_the_run_goes_on_without_the_host_that_led_it(client: Client) -> None:
     assert steps == list(range(1, len(steps) + 1))
 
 
-def test_mpirun_that_hangs_on_a_lost_host_is_ended_and_the_run_goes_on_and_takes_it_back(client: Client) -> None:
+def test_mpirun_that_hangs_on_a_lost_host_is_stopped_and_the_run_continues_and_takes_the_host_back(
+    client: Client,
+) -> None:
     cluster = client.cluster
     handle = client.launched("--name", "mpi-loss", "--with", "mpirun", "--min-nodes", "2", *LONG)
     run_dir = run_dir_of(handle)
@@ -135,7 +137,7 @@ def test_mpirun_that_hangs_on_a_lost_host_is_ended_and_the_run_goes_on_and_takes
 
 
 def test_a_host_without_a_network_stays_out_until_it_has_one_again(client: Client) -> None:
-    """Nothing is killed: the host goes on, sees the shared folder, and must find out by itself."""
+    """Nothing is killed: the host keeps running, sees the shared folder, and must notice by itself."""
     cluster = client.cluster
     handle = client.launched("--name", "unplugged", "--min-nodes", "2", *LONG)
     run_dir = run_dir_of(handle)

@@ -1,4 +1,4 @@
-"""Charts rendered by the real helm, and what the real checkers say about them."""
+"""Charts rendered by helm and checked by kubernetes-validate, the CRD schemas and checkov."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def rendered(
 
 
 def refusal(chart: str, *, values: Mapping[str, Any], release: str = "it", namespace: str = "kubeflow") -> str:
-    """What helm says when it does not render."""
+    """The error message of helm for values that it must reject."""
     done = _template(chart, values, release, namespace, crds=False)
-    assert done.returncode != 0, f"{chart} took {values}"
+    assert done.returncode != 0, f"{chart} accepted {values}"
     return done.stderr
 
 
@@ -50,7 +50,7 @@ def of_kind(manifests: Iterable[Manifest], kind: str) -> list[Manifest]:
 
 
 def kubernetes_complaints(manifests: Iterable[Manifest], folder: Path) -> list[str]:
-    """What the strict schemas of Kubernetes' own kinds say, for the oldest and newest version we name."""
+    """Errors against the strict Kubernetes schemas of the oldest and the newest version that we support."""
     files = _files(manifests, folder)
     complaints = []
     for version in KUBERNETES_VERSIONS:
@@ -61,7 +61,7 @@ def kubernetes_complaints(manifests: Iterable[Manifest], folder: Path) -> list[s
 
 
 def karpenter_complaints(manifests: Iterable[Manifest]) -> list[str]:
-    """What Karpenter's v1 API would refuse."""
+    """Errors against the schemas of Karpenter's v1 API."""
     complaints = []
     for one in manifests:
         schema = json.loads((CRDS / KARPENTER[one["kind"]]).read_text(encoding="utf-8"))
@@ -72,7 +72,7 @@ def karpenter_complaints(manifests: Iterable[Manifest]) -> list[str]:
 
 
 def checkov_findings(target: Path, framework: str, skips: Sequence[str]) -> list[str]:
-    """Checks that failed on a file or folder, but for `skips`; a checker that looked at nothing is an error."""
+    """Failed checks for a file or folder, without `skips`; it is an error if checkov checked nothing."""
     command = ["--framework", framework, "--compact", "--quiet", "--skip-download", "-o", "json"]
     command += ["--download-external-modules", "false"]
     command += ["--skip-check", ",".join(skips)] if skips else []
@@ -81,7 +81,7 @@ def checkov_findings(target: Path, framework: str, skips: Sequence[str]) -> list
     report = json.loads(done.stdout)
     assert isinstance(report, dict), report
     assert report["summary"]["parsing_errors"] == 0, report
-    assert report["summary"]["passed"] > 0, f"checkov looked at nothing: {done.stdout}{done.stderr}"
+    assert report["summary"]["passed"] > 0, f"checkov checked nothing: {done.stdout}{done.stderr}"
     failed = report["results"]["failed_checks"]
     return [f"{one['check_id']} {one['resource']}: {one['check_name']}" for one in failed]
 
@@ -92,7 +92,7 @@ def written(manifests: Iterable[Manifest], file: Path) -> Path:
 
 
 def lint(chart: str, values: Mapping[str, Any], folder: Path) -> str:
-    """What `helm lint --strict` prints when it is content."""
+    """Output of `helm lint --strict`, which must pass."""
     file = folder / "values.yaml"
     file.write_text(yaml.safe_dump(dict(values)), encoding="utf-8")
     return run_tool("helm", "lint", "--strict", deploy_path("helm", chart), "-f", file)

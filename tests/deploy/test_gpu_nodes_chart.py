@@ -1,4 +1,4 @@
-"""The gpu-nodes chart: Karpenter's pools, which types are in them, and which values it refuses."""
+"""The gpu-nodes chart: Karpenter's pools, which types are in them, and which values it rejects."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ def types(pool: dict[str, Any]) -> set[str]:
     return set(required(pool, "node.kubernetes.io/instance-type") or [])
 
 
-def test_helm_lints_the_gpu_nodes_chart(tmp_path: Path) -> None:
+def test_helm_lint_passes_for_the_gpu_nodes_chart(tmp_path: Path) -> None:
     assert "0 chart(s) failed" in lint("gpu-nodes", EFA, tmp_path)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_karpenter_takes_every_object_of_the_pools(variant: str) -> None:
+def test_karpenter_accepts_every_object_of_the_pools(variant: str) -> None:
     manifests = rendered("gpu-nodes", values=VARIANTS[variant])
     assert manifests
     assert karpenter_complaints(manifests) == []
 
 
-def test_karpenters_schema_sees_planted_errors() -> None:
+def test_karpenters_schema_finds_planted_errors() -> None:
     (pool,) = of_kind(rendered("gpu-nodes", values=REQUIRED), "NodePool")
     (node_class,) = of_kind(rendered("gpu-nodes", values=REQUIRED), "EC2NodeClass")
     errors: list[tuple[dict[str, Any], list[str], Any]] = [
@@ -122,7 +122,7 @@ def test_without_a_zone_for_efa_there_is_no_efa_pool() -> None:
     assert set(pools(VARIANTS["efa only"])) == {"gpu-efa"}
 
 
-def test_every_pool_uses_the_class_of_its_name() -> None:
+def test_every_pool_uses_the_node_class_with_its_name() -> None:
     manifests = VARIANTS["both"]
     for name, pool in pools(manifests).items():
         reference = pool["template"]["spec"]["nodeClassRef"]
@@ -130,7 +130,7 @@ def test_every_pool_uses_the_class_of_its_name() -> None:
         assert name in classes(manifests)
 
 
-def test_the_seeds_defaults_hold() -> None:
+def test_the_defaults_are_those_of_aws_samples() -> None:
     for pool in pools(EFA).values():
         assert pool["disruption"]["consolidationPolicy"] == "WhenEmpty"
         assert pool["disruption"]["consolidateAfter"] == "600s"
@@ -143,14 +143,14 @@ def test_the_seeds_defaults_hold() -> None:
         ]
 
 
-def test_a_node_that_trains_is_never_taken_away() -> None:
+def test_a_training_node_is_never_disrupted() -> None:
     for pool in pools(EFA).values():
         assert pool["template"]["spec"]["expireAfter"] == "Never"
         allowed = {reason: one["nodes"] for one in pool["disruption"]["budgets"] for reason in one["reasons"]}
         assert allowed == {"Drifted": "0", "Underutilized": "0", "Empty": "100%"}
 
 
-def test_startup_taints_only_name_drivers_that_are_there() -> None:
+def test_startup_taints_name_only_installed_drivers() -> None:
     (taint,) = pools(VARIANTS["everything"])["gpu"]["template"]["spec"]["startupTaints"]
     assert taint["key"] == "fsx.csi.aws.com/agent-not-ready"
     assert "startupTaints" not in pools(VARIANTS["no taints"])["gpu"]["template"]["spec"]
@@ -192,7 +192,7 @@ def test_tags_keep_quotes_and_braces_and_the_nodes_name() -> None:
     assert tags == {"Name": "demo-gpu", "team": 'vision "a" {{ b }}'}
 
 
-def test_pool_names_that_yaml_takes_for_numbers_stay_names() -> None:
+def test_pool_names_that_yaml_reads_as_numbers_stay_strings() -> None:
     assert set(pools({**EFA, "cluster_id": "0123"}, release="1e3")) == {"1e3", "1e3-efa"}
     assert classes({**EFA, "cluster_id": "0123"}, release="1e3")["1e3"]["subnetSelectorTerms"] == [
         {"tags": {"karpenter.sh/discovery": "0123"}}
@@ -229,11 +229,11 @@ def test_the_device_plugin_finds_our_nodes() -> None:
         ({**REQUIRED, "capacity": "spot"}, "capacity"),
     ],
 )
-def test_a_bad_value_of_the_pools_is_refused_by_name(values: dict[str, Any], field: str) -> None:
+def test_a_bad_value_of_the_pools_is_rejected_by_name(values: dict[str, Any], field: str) -> None:
     assert field in refusal("gpu-nodes", values=values)
 
 
-def test_a_release_name_of_the_pools_that_is_too_long_is_refused_by_name() -> None:
+def test_a_release_name_of_the_pools_that_is_too_long_is_rejected_by_name() -> None:
     assert "release name" in refusal("gpu-nodes", values=REQUIRED, release="g" * 41)
 
 

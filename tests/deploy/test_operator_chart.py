@@ -1,4 +1,4 @@
-"""The mpi-operator chart: what it sends, who may do what, and which values it refuses."""
+"""The mpi-operator chart: what it sends, who may do what, and which values it rejects."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def named(manifests: list[dict[str, Any]], kind: str, name: str) -> dict[str, An
     return found
 
 
-def test_helm_lints_the_operator_chart(tmp_path: Path) -> None:
+def test_helm_lint_passes_for_the_operator_chart(tmp_path: Path) -> None:
     assert "0 chart(s) failed" in lint("mpi-operator", {}, tmp_path)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_kubernetes_takes_every_object_of_the_operator(variant: str, tmp_path: Path) -> None:
+def test_every_object_of_the_operator_is_valid(variant: str, tmp_path: Path) -> None:
     manifests = rendered("mpi-operator", values=VARIANTS[variant], crds=True)
     assert kubernetes_complaints(manifests, tmp_path / "objects") == []
 
@@ -126,13 +126,13 @@ def test_every_binding_names_a_role_of_the_chart_and_its_service_account(variant
     assert named(manifests, "ServiceAccount", "op")["metadata"]["namespace"] == "ops"
 
 
-def test_the_lock_lies_in_the_releases_own_namespace_by_default() -> None:
+def test_the_leader_lock_is_in_the_namespace_of_the_release_by_default() -> None:
     assert "--lock-namespace=ops" in container(rendered("mpi-operator", namespace="ops"))["args"]
     watches_all = container(rendered("mpi-operator"))["args"]
     assert not [argument for argument in watches_all if argument.startswith("--namespace")]
 
 
-def test_the_operators_pod_fits_restricted_pod_security() -> None:
+def test_the_operators_pod_meets_restricted_pod_security() -> None:
     manifests = rendered("mpi-operator")
     (deployment,) = of_kind(manifests, "Deployment")
     pod = deployment["spec"]["template"]["spec"]
@@ -147,7 +147,7 @@ def test_the_operators_pod_fits_restricted_pod_security() -> None:
     }
 
 
-def test_probes_ask_the_port_that_the_operator_listens_on() -> None:
+def test_probes_use_the_port_that_the_operator_listens_on() -> None:
     operator = container(rendered("mpi-operator"))
     ports = {port["name"]: port["containerPort"] for port in operator["ports"]}
     assert ports == {"health": 8080}
@@ -155,7 +155,7 @@ def test_probes_ask_the_port_that_the_operator_listens_on() -> None:
         assert operator[probe]["httpGet"] == {"path": "/healthz", "port": "health"}
 
 
-def test_the_image_is_the_release_and_a_digest_wins() -> None:
+def test_the_image_has_the_version_of_the_release_and_a_digest_overrides_it() -> None:
     assert container(rendered("mpi-operator"))["image"] == "docker.io/mpioperator/mpi-operator:0.8.2"
     pinned = container(rendered("mpi-operator", values=VARIANTS["everything"]))["image"]
     assert pinned == "docker.io/mpioperator/mpi-operator@sha256:" + "a" * 64
@@ -163,7 +163,7 @@ def test_the_image_is_the_release_and_a_digest_wins() -> None:
     assert container(rendered("mpi-operator", values=mirror))["image"].endswith("amazonaws.com/mpi:v0.8.1")
 
 
-def test_metrics_are_reachable_only_where_they_are_asked_for() -> None:
+def test_metrics_are_reachable_only_if_enabled() -> None:
     (closed,) = of_kind(rendered("mpi-operator"), "NetworkPolicy")
     assert closed["spec"]["policyTypes"] == ["Ingress", "Egress"]
     assert "ingress" not in closed["spec"]
@@ -173,7 +173,7 @@ def test_metrics_are_reachable_only_where_they_are_asked_for() -> None:
     assert "--monitoring-port=9090" in container(manifests)["args"]
 
 
-def test_names_that_yaml_takes_for_numbers_stay_names(tmp_path: Path) -> None:
+def test_names_that_yaml_reads_as_numbers_stay_strings(tmp_path: Path) -> None:
     manifests = rendered("mpi-operator", values={"watch_namespace": "789"}, release="1e3", namespace="456")
     assert kubernetes_complaints(manifests, tmp_path / "objects") == []
     assert {one["metadata"]["labels"]["app.kubernetes.io/instance"] for one in manifests} == {"1e3"}
@@ -186,7 +186,7 @@ def crd() -> dict[str, Any]:
     return loaded
 
 
-def test_the_crd_is_mpijob_v2beta1_with_a_status_of_its_own() -> None:
+def test_the_crd_is_mpijob_v2beta1_with_a_status_subresource() -> None:
     definition = crd()
     assert definition["metadata"]["name"] == "mpijobs.kubeflow.org"
     spec = definition["spec"]
@@ -202,7 +202,7 @@ def test_the_crd_fits_into_the_annotation_of_a_plain_kubectl_apply() -> None:
     assert len(json.dumps(crd())) < 262_144
 
 
-def test_the_crds_schema_tells_a_good_mpijob_from_a_bad_one() -> None:
+def test_the_crds_schema_rejects_a_bad_mpijob() -> None:
     schema = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     validator = Draft202012Validator(schema)
     template = {"spec": {"containers": [{"name": "worker", "image": "i"}]}}
@@ -238,14 +238,15 @@ def test_the_crds_schema_tells_a_good_mpijob_from_a_bad_one() -> None:
         ({"replica": 2}, "replica"),
     ],
 )
-def test_a_bad_value_of_the_operator_is_refused_by_name(values: dict[str, Any], field: str) -> None:
+def test_a_bad_value_of_the_operator_is_rejected_by_name(values: dict[str, Any], field: str) -> None:
     assert field in refusal("mpi-operator", values=values)
 
 
-def test_a_release_name_of_the_operator_that_is_too_long_is_refused_by_name() -> None:
+def test_a_release_name_of_the_operator_that_is_too_long_is_rejected_by_name() -> None:
     assert "release name" in refusal("mpi-operator", values={}, release="o" * 41)
 
 
+@pytest.mark.slow
 def test_checkov_finds_nothing_in_the_operators_objects(tmp_path: Path) -> None:
     guarded = [values for name, values in VARIANTS.items() if name != "bare"]
     manifests = [one for values in guarded for one in rendered("mpi-operator", values=values)]

@@ -14,6 +14,7 @@ import yaml
 from cluster_charts import checkov_findings, kubernetes_complaints, lint, of_kind, refusal, rendered, written
 
 from maskfleet.system.deploy_files import deploy_path
+from pairwise import pairwise
 
 boto3 = pytest.importorskip("boto3", reason="boto3 is not here: pip install 'maskfleet[aws]'")
 
@@ -43,16 +44,17 @@ def pod(values: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def arguments(values: dict[str, Any] | None = None) -> list[str]:
-    """What the process gets: Kubernetes has made $ of $$."""
+    """Arguments of the process, after Kubernetes has replaced $$ with $."""
     [container] = pod(values)["containers"]
     assert container["command"] == ["python"]
     return [one.replace("$$", "$") for one in container["args"]]
 
 
 def combinations() -> list[dict[str, Any]]:
+    """Values in which every two choices occur together."""
     accounts = [{}, {"service_account": ""}]
     accounts += [{"service_account": "", "role_arn": "arn:aws:iam::123456789012:role/eks/staging"}]
-    places = [{}, {"shared_fs": "fsx"}, {"shared_pvc": "mine", "stage_dir": "/efs/x", "region": "eu-central-1"}]
+    volumes = [{}, {"shared_fs": "fsx"}, {"shared_pvc": "mine", "stage_dir": "/efs/x", "region": "eu-central-1"}]
     times = [{}, {"ttl_s": None, "max_run_s": 3600, "backoff_limit": 0}, {"check": True, "workers": 64}]
     nodes = [
         {},
@@ -65,10 +67,10 @@ def combinations() -> list[dict[str, Any]]:
             "image_pull_policy": "Always",
         },
     ]
-    return [dict(itertools.chain(*map(dict.items, one))) for one in itertools.product(accounts, places, times, nodes)]
+    return [dict(itertools.chain(*map(dict.items, one))) for one in pairwise(accounts, volumes, times, nodes)]
 
 
-def test_every_combination_renders_what_kubernetes_takes(tmp_path: Path) -> None:
+def test_every_two_choices_together_render_valid_objects(tmp_path: Path) -> None:
     everything: dict[str, Any] = {}
     for values in combinations():
         manifests = rendered("stage-data", values={**NEEDED, **values})
@@ -77,11 +79,12 @@ def test_every_combination_renders_what_kubernetes_takes(tmp_path: Path) -> None
     assert kubernetes_complaints(everything.values(), tmp_path / "all") == []
 
 
-def test_lint_is_content(tmp_path: Path) -> None:
+def test_helm_lint_passes(tmp_path: Path) -> None:
     assert "0 chart(s) failed" in lint("stage-data", NEEDED, tmp_path)
 
 
-def test_checkov_finds_nothing_but_what_is_reasoned_here_and_in_the_storage_chart(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_checkov_finds_nothing_but_skips_with_a_reason_in_this_and_the_storage_chart(tmp_path: Path) -> None:
     manifests = rendered("stage-data", values={**NEEDED, "service_account": ""})
     manifests += rendered("storage", values=STORAGE)
     assert checkov_findings(written(manifests, tmp_path / "charts.yaml"), "kubernetes", SKIPS) == []
@@ -131,16 +134,16 @@ def test_a_dollar_sign_is_doubled_so_that_kubernetes_replaces_nothing() -> None:
 def test_the_claim_and_the_folder_follow_the_file_system() -> None:
     assert arguments({"shared_fs": "fsx"})[5] == "/fsx/data/coco2017"
     assert pod({"shared_fs": "fsx"})["volumes"][0]["persistentVolumeClaim"] == {"claimName": "pv-fsx"}
-    assert arguments({"stage_dir": "/efs/data/mine"})[5] == "/efs/data/mine"  # as STAGE_DIR of the seeds
+    assert arguments({"stage_dir": "/efs/data/mine"})[5] == "/efs/data/mine"  # like STAGE_DIR of AWS Samples
 
 
-def test_an_upgrade_makes_another_job_and_the_same_values_the_same() -> None:
+def test_other_values_make_another_job_and_the_same_values_the_same() -> None:
     assert job()["metadata"]["name"] == job()["metadata"]["name"]
     assert job()["metadata"]["name"] != job({"workers": 8})["metadata"]["name"]
-    assert len(job(release="a" * 40)["metadata"]["name"]) <= 57  # room for the pods' own suffix
+    assert len(job(release="a" * 40)["metadata"]["name"]) <= 57  # leaves 6 characters for the suffix of the pod
 
 
-def test_a_lost_node_is_no_failed_attempt() -> None:
+def test_a_lost_node_does_not_count_as_a_failed_attempt() -> None:
     spec = job()["spec"]
     assert spec["template"]["spec"]["restartPolicy"] == "Never"  # or the policy would not be allowed
     [rule] = spec["podFailurePolicy"]["rules"]
@@ -156,7 +159,7 @@ def test_the_account_is_the_clusters_or_the_releases_own() -> None:
     assert account["metadata"]["annotations"] == {"eks.amazonaws.com/role-arn": role}
 
 
-def test_names_that_look_like_numbers_stay_texts() -> None:
+def test_names_that_look_like_numbers_stay_strings() -> None:
     for one in rendered("stage-data", values={**NEEDED, "service_account": ""}, release="1e3", namespace="42"):
         assert one["metadata"]["labels"]["app.kubernetes.io/instance"] == "1e3"
         assert one["metadata"]["namespace"] == "42"
@@ -194,12 +197,12 @@ def test_names_that_look_like_numbers_stay_texts() -> None:
         ({"bogus": 1}, "bogus"),
     ],
 )
-def test_a_bad_value_is_refused_and_named(values: dict[str, Any], field: str) -> None:
+def test_a_bad_value_is_rejected_by_name(values: dict[str, Any], field: str) -> None:
     assert field in refusal("stage-data", values={**NEEDED, **values})
 
 
 @pytest.mark.parametrize("name", ["a" * 41, "a.b"])
-def test_a_bad_release_name_is_refused_and_named(name: str) -> None:
+def test_a_bad_release_name_is_rejected_by_name(name: str) -> None:
     assert "release name" in refusal("stage-data", values=NEEDED, release=name)
 
 

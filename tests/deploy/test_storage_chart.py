@@ -1,4 +1,4 @@
-"""The storage chart: claims for file systems that exist. checkov sees it with the stage-data chart."""
+"""The storage chart: claims for file systems that exist. checkov checks it together with the stage-data chart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALL = {"efs": EFS, "fsx": FSX, "gp3": GP3}
 
 
 def combinations() -> list[dict[str, Any]]:
-    """Every choice of parts, each part in every documented way."""
+    """All combinations of the parts, each absent or in one of its documented forms."""
     efs = [None, EFS, {**EFS, "access_point_id": "fsap-0123456789abcdef0", "claim": "data"}]
     fsx = [None, FSX, {**FSX, "capacity": "9600Gi"}]
     key = "arn:aws:kms:us-east-1:123456789012:key/0d5c1a2e-0000-4000-8000-000000000000"
@@ -32,7 +32,7 @@ def combinations() -> list[dict[str, Any]]:
     return [one for one in chosen if one]
 
 
-def test_every_combination_renders_what_kubernetes_takes(tmp_path: Path) -> None:
+def test_every_combination_renders_valid_objects(tmp_path: Path) -> None:
     everything: dict[str, Any] = {}
     for values in combinations():
         manifests = rendered("storage", values=values)
@@ -45,11 +45,11 @@ def test_every_combination_renders_what_kubernetes_takes(tmp_path: Path) -> None
     assert kubernetes_complaints(everything.values(), tmp_path / "all") == []
 
 
-def test_lint_is_content(tmp_path: Path) -> None:
+def test_helm_lint_passes(tmp_path: Path) -> None:
     assert "0 chart(s) failed" in lint("storage", ALL, tmp_path)
 
 
-def test_volume_and_claim_are_made_for_each_other_and_outlive_the_release() -> None:
+def test_volume_and_claim_are_bound_to_each_other_and_outlive_the_release() -> None:
     manifests = rendered("storage", values=ALL, release="one", namespace="team-a")
     volumes, claims = of_kind(manifests, "PersistentVolume"), of_kind(manifests, "PersistentVolumeClaim")
     for volume, claim in zip(volumes, claims, strict=True):
@@ -65,7 +65,7 @@ def test_volume_and_claim_are_made_for_each_other_and_outlive_the_release() -> N
     assert [claim["metadata"]["name"] for claim in claims] == ["pv-efs", "pv-fsx"]
 
 
-def test_releases_and_namespaces_do_not_meet_in_a_volume() -> None:
+def test_releases_and_namespaces_share_no_volume() -> None:
     names = set()
     for release, namespace in itertools.product(("one", "two"), ("team-a", "team-b")):
         manifests = rendered("storage", values=ALL, release=release, namespace=namespace)
@@ -73,7 +73,7 @@ def test_releases_and_namespaces_do_not_meet_in_a_volume() -> None:
     assert len(names) == 8
 
 
-def test_efs_is_encrypted_on_the_way_and_lustre_locks_hold_on_all_nodes() -> None:
+def test_efs_is_encrypted_in_transit_and_lustre_locks_hold_on_all_nodes() -> None:
     efs, fsx = of_kind(rendered("storage", values=ALL), "PersistentVolume")
     assert efs["spec"]["csi"] == {
         "driver": "efs.csi.aws.com",
@@ -102,7 +102,7 @@ def test_the_storage_class_waits_for_a_pod_and_is_not_the_default() -> None:
     assert gp3["parameters"] == {"type": "gp3", "encrypted": "true", "csi.storage.k8s.io/fstype": "ext4"}
 
 
-def test_names_that_look_like_numbers_stay_texts() -> None:
+def test_names_that_look_like_numbers_stay_strings() -> None:
     values = {"efs": {**EFS, "claim": "123"}, "gp3": {**GP3, "name": "456"}}
     for one in rendered("storage", values=values, release="7", namespace="42"):
         assert one["metadata"]["labels"]["app.kubernetes.io/instance"] == "7"
@@ -133,9 +133,9 @@ def test_names_that_look_like_numbers_stay_texts() -> None:
         ({"bogus": 1, "efs": EFS}, "bogus"),
     ],
 )
-def test_a_bad_value_is_refused_and_named(values: dict[str, Any], field: str) -> None:
+def test_a_bad_value_is_rejected_by_name(values: dict[str, Any], field: str) -> None:
     assert field in refusal("storage", values=values)
 
 
-def test_a_release_name_that_is_too_long_is_refused_and_named() -> None:
+def test_a_release_name_that_is_too_long_is_rejected_by_name() -> None:
     assert "release name" in refusal("storage", values=ALL, release="a" * 41)

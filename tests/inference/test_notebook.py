@@ -78,6 +78,7 @@ def test_cells_only_call_the_package() -> None:
     assert "def " not in code
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_in_jupyter(logs: Path, tmp_path: Path) -> None:
     python = ROOT / ".tools" / "notebook" / "bin" / "python"
     if not python.exists():

@@ -35,7 +35,7 @@ FSX: Values = {
     "mount_name": "abcdefgh",
 }
 STORAGE: Values = {"efs": EFS, "fsx": FSX}
-# Storage classes have no namespace: a name that is nobody's.
+# Storage classes have no namespace, so the name must be unique in the cluster.
 GP3: Values = {"enabled": True, "name": "maskfleet-test-{namespace}"}
 GPU_NODES: Values = {"cluster_id": "fleet", "role_name": "fleet-node"}
 OPERATOR: Values = {"watch_namespace": "{namespace}"}

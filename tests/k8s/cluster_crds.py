@@ -1,4 +1,4 @@
-"""Custom resources that charts need: known to the cluster already, or made by the tests and removed by them."""
+"""CRDs that charts need: those of the cluster, or ones that the tests create and remove."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _crd_from(path: Path, name: str) -> Iterator[None]:
     # Client-side apply writes the whole definition into an annotation, which may be too large for one.
     run_tool("kubectl", "apply", "--server-side", "-f", path)
     try:
-        # Established, and known to clients besides, which comes a moment later.
+        # Established, and discovered by clients, which takes a moment longer.
         eventually(lambda: try_tool("kubectl", "get", name, "-A").returncode == 0, what=f"an answer about {name}")
         yield
     finally:

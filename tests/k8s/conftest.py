@@ -15,7 +15,7 @@ from tools import tool
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
-    """A cluster that answers, and the tools for it; a skip that says so otherwise."""
+    """A reachable cluster and the tools for it; skips the test with the reason otherwise."""
     if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
         pytest.skip("one process would remove definitions that another one uses: make test-k8s runs these tests in one")
     reason = why_no_cluster()
@@ -28,7 +28,7 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture
 def kube(cluster: None, tmp_path: Path) -> Iterator[Kube]:
-    """A namespace of the test's own where Pod Security "restricted" is enforced."""
+    """A separate namespace for the test that enforces Pod Security "restricted"."""
     with namespace_of_our_own(tmp_path) as own:
         yield own
 
@@ -42,21 +42,21 @@ def shared_kube(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="session")
 def mpijobs(cluster: None) -> Iterator[None]:
-    """MPIJobs are known to the API; the definition goes again only if it was not there before."""
+    """The API knows MPIJobs; the CRD is removed afterwards only if it did not exist before."""
     with mpijobs_known():
         yield
 
 
 @pytest.fixture(scope="session")
 def other_kinds(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Karpenter's and cert-manager's kinds are known to the API, by their own definitions or by loose ones."""
+    """The API knows the kinds of Karpenter and cert-manager, by their own CRDs or by ones that accept anything."""
     with kinds_known((*KARPENTER, *CERT_MANAGER), tmp_path_factory.mktemp("crds")):
         yield
 
 
 @pytest.fixture(scope="session")
 def operator(mpijobs: None, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """An mpi-operator that answers for new namespaces; a skip that says so otherwise."""
+    """An mpi-operator that watches new namespaces; skips the test with the reason otherwise."""
     with namespace_of_our_own(tmp_path_factory.mktemp("operator")) as own:
         name = random_name("probe")
         template = {"spec": {"containers": [{"name": "probe", "image": "probe"}]}}

@@ -1,4 +1,4 @@
-"""A cluster as the tests see it: kubectl and helm on what KUBECONFIG names, and waiting with an end."""
+"""kubectl and helm for the cluster that KUBECONFIG names, and waiting with a timeout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Manifest = dict[str, Any]
 Manifests = list[Manifest]
 Found = TypeVar("Found")
 
-# Every cluster puts these into a namespace by itself, or writes them about what was there.
+# Every cluster creates these in a namespace by itself.
 NOT_OURS = ("Event", "Endpoints", "EndpointSlice", "PodMetrics")
 SERVICE_ACCOUNT_TOKEN = "kubernetes.io/service-account-token"
 CONTROL_PLANE_MADE = {("ConfigMap", "kube-root-ca.crt"), ("ServiceAccount", "default")}
@@ -37,20 +37,20 @@ class Kube:
     home: Path
 
     def kubectl(self, *arguments: str | Path) -> str:
-        """Standard output of a kubectl that must succeed."""
+        """Standard output of kubectl, which must succeed."""
         return run_tool("kubectl", f"--namespace={self.namespace}", *arguments)
 
     def try_kubectl(self, *arguments: str | Path) -> CompletedProcess[str]:
-        """A kubectl, however it ended."""
+        """The result of kubectl, which may fail."""
         return try_tool("kubectl", f"--namespace={self.namespace}", *arguments)
 
     def try_helm(self, *arguments: str | Path) -> CompletedProcess[str]:
-        """A helm, however it ended."""
+        """The result of helm, which may fail."""
         folders = {f"HELM_{kind}_HOME": str(self.home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
         return try_tool("helm", f"--namespace={self.namespace}", *arguments, **folders)
 
     def helm(self, *arguments: str | Path) -> str:
-        """Standard output of a helm that must succeed."""
+        """Standard output of helm, which must succeed."""
         done = self.try_helm(*arguments)
         assert done.returncode == 0, f"helm {' '.join(map(str, arguments))}\n{done.stdout}\n{done.stderr}"
         return done.stdout
@@ -66,7 +66,7 @@ class Kube:
         return self.helm("install", release, deploy_path("helm", chart), "-f", self.values_file(values), *flags)
 
     def try_install(self, release: str, chart: str, values: Manifest, *flags: str) -> CompletedProcess[str]:
-        """Install a chart of ours, however it ends."""
+        """Install a chart of ours, which may fail."""
         return self.try_helm("install", release, deploy_path("helm", chart), "-f", self.values_file(values), *flags)
 
     def upgrade(self, release: str, chart: str, values: Manifest) -> str:
@@ -86,7 +86,7 @@ class Kube:
         return None
 
     def get(self, kind: str, name: str) -> Manifest:
-        """One object that must be there."""
+        """One object that must exist."""
         found = self.find(kind, name)
         assert found is not None, f"no {kind} {name} in {self.namespace}"
         return found
@@ -97,7 +97,7 @@ class Kube:
         return Manifests(json.loads(self.kubectl("get", kinds, *chosen, "-o", "json"))["items"])
 
     def create(self, *manifests: Manifest, flags: tuple[str, ...] = ()) -> CompletedProcess[str]:
-        """Send objects, however the API answers."""
+        """Send objects; the API may reject them."""
         path = self.home / f"objects-{secrets.token_hex(4)}.yaml"
         path.write_text(yaml.safe_dump_all(manifests), encoding="utf-8")
         return self.try_kubectl("create", "-f", path, *flags)
@@ -113,12 +113,12 @@ class Kube:
         return documents(json.loads(done.stdout)["manifest"])
 
     def set_pod_status(self, name: str, **status: Any) -> None:
-        """Be the kubelet of a pod: there is no node."""
+        """Set the status of a pod as its kubelet would: there is no node."""
         patch = json.dumps({"status": status})
         self.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", patch)
 
     def pod_runs(self, name: str) -> None:
-        """Say that a pod runs and is ready."""
+        """Set a pod's status to running and ready."""
         self.set_pod_status(name, phase="Running", conditions=[{"type": "Ready", "status": "True"}])
 
     def everything(self) -> set[tuple[str, str]]:
@@ -172,7 +172,7 @@ SESSION = random_name("session")
 
 @contextmanager
 def namespace_of_our_own(home: Path, level: str = "restricted") -> Iterator[Kube]:
-    """A namespace with Pod Security enforced; afterwards it goes, with all that is in it."""
+    """A namespace with Pod Security enforced; removed afterwards with all that is in it."""
     kube = Kube(random_name("maskfleet-test"), home)
     labels = {"pod-security.kubernetes.io/enforce": level, "maskfleet-test": SESSION}
     made = kube.create(
@@ -180,7 +180,7 @@ def namespace_of_our_own(home: Path, level: str = "restricted") -> Iterator[Kube
     )
     assert made.returncode == 0, made.stderr
     try:
-        # Pods are refused until the control plane has made it.
+        # Pods are rejected until the control plane has created it.
         eventually(lambda: kube.find("serviceaccount", "default"), what="the namespace's default service account")
         yield kube
     finally:

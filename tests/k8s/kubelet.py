@@ -1,4 +1,4 @@
-"""A node whose kubelet is this process: it knows logs and nothing else. The API server asks it as any other."""
+"""A node whose kubelet is this process. It serves logs and nothing else; the API server treats it as any other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tools import run_tool, tool
 
 
 class Kubelet:
-    """Serves `logs[pod]`, a list of (stamp, line); pods in `open` may say more."""
+    """Serves `logs[pod]`, a list of (stamp, line); pods in `open` may log more."""
 
     def __init__(self, folder: Path) -> None:
         self.logs: dict[str, list[tuple[str, str]]] = {}
@@ -49,7 +49,7 @@ class Kubelet:
         run_tool("kubectl", "patch", "node", self.name, "--subresource=status", "--type=merge", "-p", patch)
 
     def take(self, kube: Kube, pod: str) -> None:
-        """Be the node of `pod`."""
+        """Bind `pod` to this node."""
         target = {"apiVersion": "v1", "kind": "Node", "name": self.name}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": target}
         path = f"/api/v1/namespaces/{kube.namespace}/pods/{pod}/binding"
@@ -66,7 +66,7 @@ class Kubelet:
     def leave(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-        # Nobody else ends a pod that has a node: its namespace would wait minutes for the control plane to give it up.
+        # Only its node stops a pod; without this, deleting the namespace would wait minutes for the control plane.
         for kube, pod in self._taken:
             kube.kubectl("delete", "pod", pod, "--force", "--grace-period=0", "--ignore-not-found", "--wait=false")
         run_tool("kubectl", "delete", "node", self.name, "--wait=false")
@@ -88,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        with suppress(OSError):  # the API server went away with whoever asked
+        with suppress(OSError):  # the API server closed the connection with its client
             self._stream(pod, query)
 
     def _stream(self, pod: str, query: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""First by its name, before other tests teach the cluster what an MPIJob is."""
+"""Runs first because of its file name, before other tests install the MPIJob CRD."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cluster_crds import MPIJOBS, crd_exists
 from kube import Kube
 
 
-def test_train_without_the_operators_kind_fails_as_a_whole_and_names_it(kube: Kube) -> None:
+def test_train_without_the_operators_crd_fails_as_a_whole_and_names_it(kube: Kube) -> None:
     if crd_exists(MPIJOBS):
         pytest.skip("this cluster knows MPIJobs already: that an installation fails without them was not tested")
 

@@ -1,4 +1,4 @@
-"""A namespace that enforces Pod Security "restricted" takes every pod of ours."""
+"""A namespace that enforces Pod Security "restricted" accepts every pod of ours."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ CASES = [(chart, label) for chart in WITH_PODS for label in DOCUMENTED[chart]]
 
 
 @pytest.mark.parametrize(("chart", "label"), CASES, ids=lambda part: part)
-def test_restricted_takes_the_pods_of_documented_values(shared_kube: Kube, chart: str, label: str) -> None:
+def test_restricted_accepts_the_pods_of_documented_values(shared_kube: Kube, chart: str, label: str) -> None:
     values = filled(DOCUMENTED[chart][label], shared_kube.namespace)
     objects = shared_kube.install_rehearsed(random_name("it"), chart, values)
     templates = list(pod_templates(objects))
     assert len(templates) == (2 if chart == "train" else 1)
 
     for of, template in templates:
-        template["spec"]["serviceAccountName"] = "default"  # the release's own is not there in a rehearsal
+        template["spec"]["serviceAccountName"] = "default"  # the release's own does not exist in a dry run
         done = shared_kube.rehearse(as_pod(template, random_name("pod")))
         assert done.returncode == 0, f"{of}: {done.stderr}"
 
@@ -33,7 +33,7 @@ def test_restricted_takes_the_pods_of_documented_values(shared_kube: Kube, chart
         ("runAsUser", {"runAsUser": 0}),
     ],
 )
-def test_restricted_refuses_our_own_pod_once_it_asks_for_more(shared_kube: Kube, rule: str, change: Manifest) -> None:
+def test_restricted_rejects_our_own_pod_with_more_privileges(shared_kube: Kube, rule: str, change: Manifest) -> None:
     objects = shared_kube.install_rehearsed("it", "train", DOCUMENTED["train"]["cpu"])
     template = dict(pod_templates(objects))["MPIJob it Worker"]
     template["spec"]["serviceAccountName"] = "default"
@@ -47,7 +47,7 @@ def test_restricted_refuses_our_own_pod_once_it_asks_for_more(shared_kube: Kube,
     assert rule in done.stderr
 
 
-def test_restricted_refuses_a_folder_of_the_node(shared_kube: Kube) -> None:
+def test_restricted_rejects_a_host_path(shared_kube: Kube) -> None:
     objects = shared_kube.install_rehearsed("it", "train", DOCUMENTED["train"]["cpu"])
     template = dict(pod_templates(objects))["MPIJob it Worker"]
     template["spec"]["serviceAccountName"] = "default"
@@ -85,7 +85,7 @@ def test_the_operators_account_can_do_its_work_in_its_namespace_and_nothing_else
         kube.helm("uninstall", "operator")
 
 
-# What its controller does, by its source.
+# What its controller does, according to its source.
 NEEDED = (
     *((verb, kind) for verb in ("list", "watch", "create") for kind in ("pods", "services", "secrets", "jobs.batch")),
     *(("list", kind) for kind in ("configmaps", "mpijobs.kubeflow.org")),
@@ -105,7 +105,7 @@ NOT_NEEDED = (
 
 
 def may(kube: Kube, account: str, verb: str, kind: str, namespace: str) -> bool:
-    """Whether the API would let this account do it."""
+    """Whether the API allows this account to do it."""
     kind, _, part = kind.partition("/")
     subresource = (f"--subresource={part}",) if part else ()
     done = kube.try_kubectl("auth", "can-i", verb, kind, *subresource, account, f"--namespace={namespace}")

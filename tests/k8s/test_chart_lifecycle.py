@@ -34,7 +34,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(kube: Kube, cas
 
 
 @pytest.mark.parametrize("case", LIFECYCLES, ids=lambda case: case.chart)
-def test_a_second_release_of_the_same_name_is_refused(kube: Kube, case: Lifecycle) -> None:
+def test_a_second_release_of_the_same_name_is_rejected(kube: Kube, case: Lifecycle) -> None:
     release = random_name("it")
     with installed(kube, release, case.chart, case.first):
         objects = objects_of(kube, release)
@@ -46,7 +46,7 @@ def test_a_second_release_of_the_same_name_is_refused(kube: Kube, case: Lifecycl
         assert objects_of(kube, release) == objects
 
 
-def test_another_chart_under_the_name_of_a_run_takes_nothing_of_it(kube: Kube) -> None:
+def test_another_chart_under_the_name_of_a_run_changes_nothing_of_it(kube: Kube) -> None:
     with installed(kube, "same", "train", TRAIN):
         job = kube.get("mpijob", "same")
 
@@ -56,7 +56,7 @@ def test_another_chart_under_the_name_of_a_run_takes_nothing_of_it(kube: Kube) -
         assert kube.get("mpijob", "same")["metadata"]["uid"] == job["metadata"]["uid"]
 
 
-def test_volumes_stay_after_their_release_and_are_taken_over_by_the_next(kube: Kube) -> None:
+def test_volumes_outlive_their_release_and_are_adopted_by_the_next(kube: Kube) -> None:
     release = random_name("it")
     with installed(kube, release, "storage", STORAGE) as kept:
         claims = {name for kind, name in kept if kind == "PersistentVolumeClaim"}
@@ -71,7 +71,7 @@ def test_volumes_stay_after_their_release_and_are_taken_over_by_the_next(kube: K
         assert {claim: kube.get("pvc", claim)["metadata"]["uid"] for claim in claims} == volumes
 
 
-def test_claims_of_one_release_are_not_taken_by_another(kube: Kube) -> None:
+def test_claims_of_one_release_are_not_adopted_by_another(kube: Kube) -> None:
     with installed(kube, random_name("it"), "storage", STORAGE):
         other = random_name("other")
 
@@ -87,7 +87,7 @@ CASES = [(chart, label) for chart, cases in DOCUMENTED.items() for label in case
 
 
 @pytest.mark.parametrize(("chart", "label"), CASES, ids=lambda part: part)
-def test_the_api_takes_documented_values(shared_kube: Kube, chart: str, label: str) -> None:
+def test_the_api_accepts_documented_values(shared_kube: Kube, chart: str, label: str) -> None:
     values = filled(DOCUMENTED[chart][label], shared_kube.namespace)
     # helm's own dry run asks the API for its kinds only; the second goes through validation and admission.
     objects = shared_kube.install_rehearsed(random_name("it"), chart, values)
@@ -101,7 +101,7 @@ def test_the_api_takes_documented_values(shared_kube: Kube, chart: str, label: s
 
 @contextmanager
 def installed(kube: Kube, release: str, chart: str, values: Values) -> Iterator[set[Key]]:
-    """A release that is gone afterwards, with what helm is told to leave in place; gives the names of those."""
+    """A release that is removed afterwards together with what helm keeps; yields the names of the kept objects."""
     kept: set[Key] = set()
     try:
         kube.install(release, chart, filled(values, kube.namespace))
@@ -112,7 +112,7 @@ def installed(kube: Kube, release: str, chart: str, values: Values) -> Iterator[
         if kube.try_helm("status", release).returncode == 0:
             kept |= keys_kept(kube.released(release))
             kube.helm("uninstall", release)
-        # Claims first: a volume in use does not go.
+        # Claims first: a volume in use cannot be deleted.
         for kind, name in sorted(kept, key=lambda key: key[0] != "PersistentVolumeClaim"):
             kube.kubectl("delete", kind, name, "--ignore-not-found", "--timeout=60s")
 
@@ -143,7 +143,7 @@ def objects_of(kube: Kube, release: str) -> dict[Key, Manifest]:
 def without_the_control_planes_part(asked: Manifest) -> Manifest:
     match asked["kind"]:
         case "PersistentVolume":
-            # Which claim has it is noted whenever the control plane comes to it.
+            # The control plane records the claim of a volume at some later time.
             return {**asked, "spec": {key: value for key, value in asked["spec"].items() if key != "claimRef"}}
         case "Job":
             # Selector and label are by the uid of the Job, and a rollback makes a new one.

@@ -1,4 +1,4 @@
-"""What an mpi-operator makes of our MPIJob. There is no node: the tests say what a kubelet would say of the pods."""
+"""What an mpi-operator does with our MPIJob. There is no node: the tests set the pod status as a kubelet would."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from kube import Kube, Manifest, eventually, stays
 from tools import try_tool
 
 pytestmark = pytest.mark.usefixtures("operator")
-# Where the cluster has nodes after all, none of them fits: a real kubelet would contradict the tests.
+# No node of the cluster matches this: a real kubelet would overwrite the status that the tests set.
 NOWHERE: Values = {"system_node_selector": {"maskfleet-test": "no-such-node"}}
 VALUES: Values = {"image": IMAGE, "gpu_nodes": 2, "slots_per_node": 3, "backoff_limit": 2, **NOWHERE}
 
 
 @pytest.fixture
 def run(kube: Kube) -> Kube:
-    """A namespace with the release `run`, whose two workers are there."""
+    """A namespace with the release `run`, whose two workers exist."""
     kube.install("run", "train", VALUES)
     eventually(lambda: len(workers(kube)) == 2, what="two workers", within_s=60)
     return kube
 
 
-def test_workers_come_with_service_hostfile_and_keys(run: Kube) -> None:
+def test_workers_get_a_service_a_hostfile_and_keys(run: Kube) -> None:
     assert [pod["metadata"]["name"] for pod in workers(run)] == ["run-worker-0", "run-worker-1"]
     service = run.get("service", "run")
     assert service["spec"]["clusterIP"] == "None"
@@ -34,7 +34,7 @@ def test_workers_come_with_service_hostfile_and_keys(run: Kube) -> None:
         assert labels["app.kubernetes.io/instance"] == "run"
         assert pod["spec"]["subdomain"] == "run"
     hosts = [f"run-worker-{index}.run.{run.namespace}.svc" for index in range(2)]
-    # An operator may be told the cluster's domain, and writes it behind.
+    # An operator may be configured with the cluster's domain and appends it.
     assert re.sub(r"\.svc\.\S+ ", ".svc ", hostfile(run)).splitlines() == [f"{host} slots=3" for host in hosts]
     secret = run.get("secret", "run-ssh")
     assert secret["type"] == "kubernetes.io/ssh-auth"
@@ -43,7 +43,7 @@ def test_workers_come_with_service_hostfile_and_keys(run: Kube) -> None:
     assert {"/home/fleet/.ssh", "/etc/maskfleet", "/dev/shm", "/fsx"} <= mounts
 
 
-def test_the_launcher_comes_only_when_every_worker_is_ready(run: Kube) -> None:
+def test_the_launcher_starts_only_when_every_worker_is_ready(run: Kube) -> None:
     stays(lambda: run.find("job", "run-launcher") is None, what="a launcher without a worker")
     run.pod_runs("run-worker-0")
     stays(lambda: run.find("job", "run-launcher") is None, what="a launcher with one of two workers")
@@ -62,7 +62,7 @@ def test_the_launcher_comes_only_when_every_worker_is_ready(run: Kube) -> None:
     eventually(lambda: condition(run, "Running"), what="the MPIJob running")
 
 
-def test_a_worker_that_is_deleted_comes_back(run: Kube) -> None:
+def test_a_deleted_worker_is_created_again(run: Kube) -> None:
     before = run.get("pod", "run-worker-1")["metadata"]["uid"]
 
     run.kubectl("delete", "pod", "run-worker-1", "--wait=false")
@@ -73,7 +73,7 @@ def test_a_worker_that_is_deleted_comes_back(run: Kube) -> None:
     assert run.get("mpijob", "run")["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] == 2
 
 
-def test_the_longest_name_that_the_chart_takes_is_good_for_pods_too(kube: Kube) -> None:
+def test_the_longest_name_that_the_chart_accepts_is_valid_for_pods_too(kube: Kube) -> None:
     release = "r" * 40
     kube.install(release, "train", {**VALUES, "gpu_nodes": 11})
 
@@ -81,7 +81,7 @@ def test_the_longest_name_that_the_chart_takes_is_good_for_pods_too(kube: Kube) 
 
 
 @pytest.mark.slow
-def test_a_launcher_that_fails_is_tried_again_until_its_attempts_are_spent(run: Kube) -> None:
+def test_a_failing_launcher_is_retried_up_to_the_limit(run: Kube) -> None:
     ready(run)
     # The control plane waits ten seconds before the second attempt and twenty before the third.
     for attempt in (1, 2):
@@ -98,7 +98,7 @@ def test_a_launcher_that_fails_is_tried_again_until_its_attempts_are_spent(run: 
     eventually(lambda: not workers(run), what="the running workers removed")
 
 
-def test_a_launcher_that_ends_well_ends_the_workers(run: Kube) -> None:
+def test_a_launcher_that_succeeds_stops_the_workers(run: Kube) -> None:
     ready(run)
 
     end(run, launched(run, 1), "Succeeded", 0)
@@ -120,7 +120,7 @@ def test_a_queued_run_starts_no_pod_until_it_is_admitted(kube: Kube) -> None:
     eventually(lambda: len(workers(kube)) == 2, what="two workers")
 
 
-def test_a_release_that_is_removed_takes_all_that_the_operator_made(run: Kube) -> None:
+def test_uninstalling_a_release_removes_all_that_the_operator_made(run: Kube) -> None:
     ready(run)
     launched(run, 1)
 
@@ -169,7 +169,7 @@ def fail(kube: Kube, pod: Manifest) -> None:
 
 
 def end(kube: Kube, pod: Manifest, phase: str, code: int) -> None:
-    """Say of a launcher's pod what a kubelet says when its container has ended."""
+    """Set the status of a launcher's pod as a kubelet does when its container has exited."""
     name = pod["metadata"]["name"]
     kube.pod_runs(name)
     status = {

@@ -1,4 +1,4 @@
-"""Values that nobody should send: refused with the field named, or taken letter for letter."""
+"""Hostile values: rejected with the name of the field, or passed on unchanged."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def kinds(shared_kube: Kube) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("hostile", [QUOTES, TEMPLATE], ids=["quotes", "template"])
 @pytest.mark.parametrize(("chart", "values", "field"), FIELDS, ids=[f"{chart}-{field}" for chart, _, field in FIELDS])
-def test_a_hostile_text_is_refused_by_its_name_or_arrives_as_it_was_sent(
+def test_a_hostile_string_is_rejected_by_name_or_arrives_unchanged(
     shared_kube: Kube, kinds: dict[str, set[str]], chart: str, values: Values, field: str, hostile: str
 ) -> None:
     done = shared_kube.try_install("it", chart, replaced(values, hostile), "--dry-run=server")
@@ -70,7 +70,7 @@ def test_a_hostile_text_is_refused_by_its_name_or_arrives_as_it_was_sent(
 
 
 @pytest.mark.parametrize("chart", DOCUMENTED)
-def test_a_release_name_too_long_for_its_pods_is_refused_by_its_name(shared_kube: Kube, chart: str) -> None:
+def test_a_release_name_too_long_for_its_pods_is_rejected_by_name(shared_kube: Kube, chart: str) -> None:
     [documented, *_] = DOCUMENTED[chart].values()
     values = filled(documented, shared_kube.namespace)
 
@@ -102,7 +102,7 @@ def test_a_release_name_too_long_for_its_pods_is_refused_by_its_name(shared_kube
         ("gpu-nodes", {"cluster_id": "fleet"}, "role_name"),
     ],
 )
-def test_a_wrong_or_missing_value_is_refused_by_its_name(
+def test_a_wrong_or_missing_value_is_rejected_by_name(
     shared_kube: Kube, chart: str, values: Values, field: str
 ) -> None:
     done = shared_kube.try_install(random_name("it"), chart, values, "--dry-run=server")

@@ -92,7 +92,7 @@ def ended(code: int) -> list[dict[str, Any]]:
     return [{"name": "launcher", "image": "i", "imageID": "", "ready": False, "restartCount": 0, "state": state}]
 
 
-def test_a_job_goes_from_pending_over_running_to_done(fleet: Fleet) -> None:
+def test_a_job_goes_from_pending_to_running_to_done(fleet: Fleet) -> None:
     done = fleet.launch()
     assert (done.returncode, done.stdout.strip()) == (0, fleet.handle), done.stderr
     eventually(lambda: fleet.status()["hosts"], what="workers in the status")
@@ -121,7 +121,7 @@ def test_what_dry_run_prints_is_what_helm_gets(fleet: Fleet) -> None:
     assert json.loads(command)[:3] == ["helm", "install", NAME]
 
 
-def test_a_job_that_runs_is_not_launched_again_and_cancel_is_idempotent(fleet: Fleet) -> None:
+def test_a_running_job_is_not_launched_again_and_cancel_is_idempotent(fleet: Fleet) -> None:
     assert fleet.launch().returncode == 0
     again = fleet.launch()
     assert again.returncode == 2
@@ -139,7 +139,7 @@ def of_job(kube: Kube) -> set[tuple[str, str]]:
     return {pair for pair in kube.everything() if pair[0] in ("MPIJob", "Pod", "Job", "Service", "ConfigMap")}
 
 
-def test_a_cancelled_run_is_continued_and_another_one_is_refused(fleet: Fleet) -> None:
+def test_a_cancelled_run_is_resumed_and_a_different_one_is_rejected(fleet: Fleet) -> None:
     assert fleet.launch().returncode == 0
     assert fleet("cancel", fleet.handle).returncode == 0
     other = fleet.launch("--set", "train.base_lr=0.5")
@@ -150,15 +150,15 @@ def test_a_cancelled_run_is_continued_and_another_one_is_refused(fleet: Fleet) -
     eventually(lambda: fleet.status()["state"] == "pending", what="the run is back")
 
 
-def test_a_failed_run_says_so_and_is_continued_under_its_name(fleet: Fleet) -> None:
+def test_a_failed_run_says_so_and_is_resumed_under_its_name(fleet: Fleet) -> None:
     assert fleet.launch("--max-restarts", "0", nodes=1).returncode == 0
     run_workers(fleet.kube, 1)
     pod = launcher_pod(fleet.kube)
     fleet.kube.set_pod_status(pod, phase="Failed", containerStatuses=ended(3))
     eventually(lambda: fleet.status()["state"] == "failed", what="the job has failed")
     assert fleet.status()["exit_code"] == 3
-    told = fleet("explain", fleet.handle).stdout
-    assert "attempt 1 ended with code 3" in told
+    explained = fleet("explain", fleet.handle).stdout
+    assert "attempt 1 ended with code 3" in explained
     again = fleet.launch("--max-restarts", "0", nodes=1)
     assert again.returncode == 0, again.stderr
     eventually(lambda: fleet.status()["state"] == "pending", what="the run is back")
@@ -169,7 +169,7 @@ def launcher_pod_is_gone(kube: Kube, name: str) -> bool:
     return kube.find("pod", name) is None
 
 
-def test_a_deleted_worker_and_a_killed_launcher_are_told(fleet: Fleet) -> None:
+def test_a_deleted_worker_and_a_killed_launcher_are_reported(fleet: Fleet) -> None:
     assert fleet.launch().returncode == 0
     run_workers(fleet.kube)
     first = launcher_pod(fleet.kube)
@@ -181,21 +181,21 @@ def test_a_deleted_worker_and_a_killed_launcher_are_told(fleet: Fleet) -> None:
     eventually(lambda: fleet.status()["restarts"] >= 1, what="the launcher is started again", within_s=120)
 
 
-def test_a_claim_that_is_missing_is_named_before_anything_is_sent(fleet: Fleet) -> None:
+def test_a_missing_claim_is_named_before_anything_is_sent(fleet: Fleet) -> None:
     done = fleet.launch("--launch-set", "shared_claim=nope")
     assert done.returncode == 2
     assert "no volume claim nope" in done.stderr
     assert not fleet.kube.find("mpijob", NAME)
 
 
-def test_a_value_that_the_chart_refuses_is_named(fleet: Fleet) -> None:
+def test_a_value_that_the_chart_rejects_is_named(fleet: Fleet) -> None:
     done = fleet.launch("--launch-set", "chart_values={nccl_debug: [1]}")
     assert done.returncode == 2
     assert "nccl_debug" in done.stderr
     assert not fleet.kube.find("mpijob", NAME)
 
 
-def test_the_pod_that_reads_files_is_admitted_and_gone_after_ctrl_c(fleet: Fleet) -> None:
+def test_the_pod_that_reads_files_is_admitted_and_removed_after_ctrl_c(fleet: Fleet) -> None:
     assert fleet.launch().returncode == 0
     argv = [sys.executable, "-m", "maskfleet", "ls", fleet.handle]
     process = subprocess.Popen(argv, env=fleet.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -218,7 +218,7 @@ def test_a_pod_that_reads_files_and_cannot_start_says_why(fleet: Fleet) -> None:
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}}
     status = {"name": "files", "image": "i", "imageID": "", "ready": False, "restartCount": 0, "state": waiting}
     fleet.kube.set_pod_status(pod["metadata"]["name"], phase="Pending", containerStatuses=[status])
-    _, said = process.communicate(timeout=60)
+    _, printed = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "image cannot be pulled" in said
+    assert "image cannot be pulled" in printed
     assert not fleet.kube.list("pods", selector)

@@ -1,6 +1,6 @@
 """`maskfleet logs -f` through a real API server: launchers that are killed, and an API that goes away and comes back.
 
-The test is the kubelet. Where the API server cannot reach it, as on another machine, that is said and skipped.
+The test is the kubelet. Where the API server cannot reach it, as on another machine, the test is skipped and says so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["fleet"]
 
 
 class Wire:
-    """What lies between the command and the API server; it can be cut, and mended on the same port."""
+    """A connection between the command and the API server that can be cut and restored on the same port."""
 
     def __init__(self, folder: Path) -> None:
         config = json.loads(run_tool("kubectl", "config", "view", "--minify", "--flatten", "-o", "json"))
@@ -38,13 +38,13 @@ class Wire:
         self._target = (server.hostname, server.port or 443)
         self._port = 0
         self._open: list[socket.socket] = []
-        self.mend()
+        self.restore()
         cluster["server"] = f"https://127.0.0.1:{self._port}"
         cluster.setdefault("tls-server-name", server.hostname)
         self.kubeconfig = folder / "kubeconfig"
         self.kubeconfig.write_text(json.dumps(config))
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", self._port))
         self._port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
@@ -144,7 +144,9 @@ def over(fleet: Fleet, kubelet: Kubelet, pod: str, code: int) -> None:
     kubelet.open.discard(pod)
 
 
-def test_lines_come_once_over_a_cut_wire_and_a_killed_launcher(fleet: Fleet, kubelet: Kubelet, tmp_path: Path) -> None:
+def test_lines_are_printed_once_over_a_cut_connection_and_a_killed_launcher(
+    fleet: Fleet, kubelet: Kubelet, tmp_path: Path
+) -> None:
     first, wire = begun(fleet, kubelet), Wire(tmp_path)
     kubelet.say(first, *(f"[1,0]<stdout>:line {number}" for number in range(30)))
     with closing(wire), closing(Following(fleet, wire.kubeconfig)) as following:
@@ -152,7 +154,7 @@ def test_lines_come_once_over_a_cut_wire_and_a_killed_launcher(fleet: Fleet, kub
         wire.cut()
         following.shows("cannot be reached")
         kubelet.say(first, *(f"[1,1]<stderr>:line {number}" for number in range(30, 60)))
-        wire.mend()
+        wire.restore()
         following.shows("[rank1]: line 59")
         over(fleet, kubelet, first, 137)
         following.shows("ended with code 137")
@@ -165,13 +167,13 @@ def test_lines_come_once_over_a_cut_wire_and_a_killed_launcher(fleet: Fleet, kub
         assert fleet.status()["step"] == 90
         over(fleet, kubelet, second, 0)
         lines = following.end()
-    said = [line for line in lines if not line.startswith("[launch]")]
+    printed = [line for line in lines if not line.startswith("[launch]")]
     numbered = [f"[rank{0 if number < 30 else 1}]: line {number}" for number in range(60)]
-    assert said == ["probe", *numbered, "[rank0]: again", "[rank0]: step: 90  epoch: 1.0"]
+    assert printed == ["probe", *numbered, "[rank0]: again", "[rank0]: step: 90  epoch: 1.0"]
     assert following.process.returncode == 0
 
 
-def test_a_launch_that_is_watched_ends_as_the_job_does_and_says_why(fleet: Fleet, kubelet: Kubelet) -> None:
+def test_a_followed_launch_exits_with_the_result_of_the_job_and_says_why(fleet: Fleet, kubelet: Kubelet) -> None:
     launch = fleet.arguments("--max-restarts", "0", nodes=1)
     with closing(Following(fleet, Path(os.environ["KUBECONFIG"]), *launch)) as following:
         following.shows(fleet.handle)
@@ -197,7 +199,7 @@ def is_to_go(fleet: Fleet, pod: str) -> bool:
     return found is None or "deletionTimestamp" in found["metadata"]
 
 
-def test_a_cancelled_job_ends_what_follows_it(fleet: Fleet, kubelet: Kubelet) -> None:
+def test_cancelling_a_job_ends_logs_f(fleet: Fleet, kubelet: Kubelet) -> None:
     pod = begun(fleet, kubelet)
     with closing(Following(fleet, Path(os.environ["KUBECONFIG"]))) as following:
         following.shows("probe")

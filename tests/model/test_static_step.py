@@ -129,6 +129,7 @@ def test_losses_of_a_small_model_compile_as_one_graph(variant):
 
 @QUIET
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # inductor runs a C++ compiler, slowly on a busy machine
 def test_losses_of_a_small_model_compile_with_inductor():
     torch.compiler.reset()
     model = small_model("fpn", backbone={"blocks": (1, 1, 1, 1)})

@@ -205,6 +205,7 @@ def test_rois_of_an_image_without_ground_truth_have_iou_zero(num_gt: int) -> Non
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # inductor's own
+@pytest.mark.timeout(3600)  # inductor runs a C++ compiler, slowly on a busy machine
 def test_compiled_labels_keep_every_tie() -> None:
     anchors = field(256, 320)
     boxes = load("ops_anchors.npz")["label_gt_boxes"]

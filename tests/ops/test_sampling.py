@@ -88,6 +88,7 @@ def draw(seeds: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # inductor's own
+@pytest.mark.timeout(3600)  # inductor runs a C++ compiler, slowly on a busy machine
 def test_compiled_noise_and_samples_have_the_same_bits() -> None:
     seeds, keys = torch.tensor([3, -9]), anchor_keys(level=2, height=30, width=40, num_anchors=3)
     for seen, expected in zip(torch.compile(draw, fullgraph=True)(seeds, keys), draw(seeds, keys), strict=True):

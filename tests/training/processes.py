@@ -1,4 +1,4 @@
-"""Training as users start it: in processes of its own."""
+"""Training as users start it: in separate processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from maskfleet.training.output.metrics import read_metrics
 
 WALL_CLOCK = ("time", "images_per_s", "data_wait_s", "memory_mib")
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-LONG_S = 300  # that long nothing takes, however busy the machine
+LONG_S = 900  # longer than anything takes, even on a busy machine
 
 
 def prepared(run_dir: Path, config: RunConfig) -> Path:
@@ -52,7 +52,7 @@ def start(run_dir: Path, ranks: int = 1, env: Mapping[str, str] = ENV) -> subpro
 
 
 def finish(run_dir: Path, ranks: int = 1) -> str:
-    """Train to the end; the answer is what was printed."""
+    """Train to the end; returns what was printed."""
     process = start(run_dir, ranks)
     output, _ = process.communicate(timeout=LONG_S)
     assert process.returncode == 0, output
@@ -65,7 +65,7 @@ def wait_for_step(process: subprocess.Popen[str], run_dir: Path, step: int) -> N
 
 
 def wait_for_checkpoints(process: subprocess.Popen[str], run_dir: Path, count: int) -> None:
-    """Until so many are whole: they are written beside the training, which may be steps ahead of a slow disk."""
+    """Until `count` are complete: they are written in the background, and a slow disk may be steps behind."""
     store = CheckpointFolder(run_dir / "checkpoints")
     _wait(process, lambda: len(store.steps()) >= count, f"checkpoint {count}")
 
@@ -73,7 +73,7 @@ def wait_for_checkpoints(process: subprocess.Popen[str], run_dir: Path, count: i
 def _wait(process: subprocess.Popen[str], reached: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + LONG_S
     while time.monotonic() < deadline:
-        ended = process.poll() is not None  # asked first: what it did before its end counts
+        ended = process.poll() is not None  # checked first: what it did before it exited counts
         if reached():
             return
         if ended:
@@ -86,13 +86,13 @@ def _wait(process: subprocess.Popen[str], reached: Callable[[], bool], what: str
 
 def kill_group(process: subprocess.Popen[str]) -> None:
     """kill -9 for the process and all its children."""
-    with contextlib.suppress(ProcessLookupError):  # all of them have ended by themselves
+    with contextlib.suppress(ProcessLookupError):  # all of them have exited already
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
 
 def losses(run_dir: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without what the wall clock decides."""
+    """metrics.jsonl without the values that depend on the wall clock."""
     return [
         {name: value for name, value in record.items() if name not in WALL_CLOCK} for record in read_metrics(run_dir)
     ]
@@ -114,7 +114,7 @@ def children_of(process_id: int) -> list[int]:
         try:
             fields = stat.read_text().rsplit(")", 1)[1].split()
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it has just ended
+            continue  # it has just exited
         if int(fields[1]) == process_id:
             child = int(stat.parent.name)
             found += [child, *children_of(child)]

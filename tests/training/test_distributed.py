@@ -46,6 +46,7 @@ def test_ranks_on_several_machines_must_be_told_where_to_meet() -> None:
     assert "MASTER_ADDR" in caught.value.remedy
 
 
+@pytest.mark.slow
 def test_two_ranks_of_two_images_have_the_gradients_of_one_rank_of_four(tmp_path: Path, micro: RunConfig) -> None:
     """At a rate of 1 without momentum and decay the weights move by the gradients. Samples belong to the image."""
     write_run_file(tmp_path, micro)

@@ -27,6 +27,7 @@ with open(sys.argv[1], "w") as lock:
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_may_wait_goes_on_when_the_other_process_is_gone(tmp_path: Path, micro: RunConfig) -> None:
     run_dir = prepared(tmp_path, micro)
     with subprocess.Popen(

@@ -29,14 +29,14 @@ NOBODY = 65534
 def try_render(
     folder: Path, values: Mapping[str, Any], *options: str, name: str = "r50-notebook"
 ) -> subprocess.CompletedProcess[str]:
-    """`helm template` with `values`, however it ends."""
+    """The result of `helm template` with `values`, which may fail."""
     file = folder / "values.json"
     file.write_text(json.dumps(values), encoding="utf-8")
     return try_tool("helm", "template", name, CHART, "--namespace", "kubeflow", "--values", file, *options)
 
 
 def render(folder: Path, values: Mapping[str, Any], *options: str, name: str = "r50-notebook") -> list[dict[str, Any]]:
-    """The objects that helm makes of good `values`."""
+    """The objects that helm renders from valid `values`."""
     done = try_render(folder, values, *options, name=name)
     assert done.returncode == 0, done.stderr
     return [item for item in YAML(typ="safe").load_all(done.stdout) if item]
@@ -60,43 +60,54 @@ def container(objects: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def lay_out(objects: list[dict[str, Any]], folder: Path, *, owner: int) -> None:
-    """Put under `folder` what the kubelet would mount there: ConfigMaps, Secrets, and empty folders of `owner`."""
+    """Write what the kubelet would mount below `folder`: ConfigMaps, Secrets, and empty folders of `owner`."""
     volumes = {item["name"]: item for item in pod_of(objects)["volumes"]}
     for part in pod_of(objects)["containers"]:
         for mount in part["volumeMounts"]:
-            place = Path(mount["mountPath"])
-            if not place.is_relative_to(folder):
+            path = Path(mount["mountPath"])
+            if not path.is_relative_to(folder):
                 continue
-            place.mkdir(parents=True, exist_ok=True)
-            _fill(place, volumes[mount["name"]], objects, owner)
+            path.mkdir(parents=True, exist_ok=True)
+            _fill(path, volumes[mount["name"]], objects, owner)
 
 
-def _fill(place: Path, volume: dict[str, Any], objects: list[dict[str, Any]], owner: int) -> None:
+def _fill(folder: Path, volume: dict[str, Any], objects: list[dict[str, Any]], owner: int) -> None:
     if "configMap" in volume:
         for key, text in one(objects, "ConfigMap", volume["configMap"]["name"])["data"].items():
-            (place / key).write_text(text, encoding="utf-8")
+            (folder / key).write_text(text, encoding="utf-8")
     elif "secret" in volume:
         data = one(objects, "Secret", volume["secret"]["secretName"])["data"]
         for item in volume["secret"]["items"]:
-            (place / item["path"]).write_bytes(base64.b64decode(data[item["key"]]))
+            (folder / item["path"]).write_bytes(base64.b64decode(data[item["key"]]))
     else:
         assert "emptyDir" in volume
         if os.geteuid() == 0:
-            os.chown(place, owner, owner)
+            os.chown(folder, owner, owner)
 
 
 def notebook_tool(name: str) -> str:
-    """A program of the environment with JupyterLab and TensorBoard, or a skip that says how to get it."""
+    """A program of .tools/notebook (JupyterLab, TensorBoard); skips the test with a hint if it is missing."""
     found = shutil.which(name, path=str(ROOT / ".tools" / "notebook" / "bin"))
     if found is None:
-        pytest.skip(f"{name} is not here: make test-tools installs it into .tools/notebook")
+        pytest.skip(f"{name} is not installed: make test-tools installs it into .tools/notebook")
     return found
 
 
+def notebook_command(command: list[str]) -> list[str]:
+    """`command` with the path of its program in .tools/notebook.
+
+    `jupyter lab` becomes the program that it executes, jupyter-lab. It searches for that with access(2), which ignores
+    the capability that `as_nobody` keeps, so it finds nothing in a checkout that only its owner may enter.
+    """
+    if command[:2] == ["jupyter", "lab"]:
+        return [notebook_tool("jupyter-lab"), *command[2:]]
+    return [notebook_tool(command[0]), *command[1:]]
+
+
 def as_nobody(command: list[str]) -> list[str]:
-    """`command` without root's rights but the one to read, since the interpreter may lie in root's home."""
+    """`command` as user nobody, with one capability: to read everything, since Python may be in root's home folder."""
     if os.geteuid() != 0:
         return command
-    right = "+dac_read_search"
+    capability = "+dac_read_search"
     start = [tool("setpriv"), f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
-    return [*start, f"--inh-caps=-all,{right}", f"--ambient-caps={right}", *command]
+    return [*start, f"--inh-caps=-all,{capability}", f"--ambient-caps={capability}", *command]

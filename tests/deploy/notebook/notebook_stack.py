@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import shutil
@@ -30,6 +31,7 @@ from notebook_release import (
     as_nobody,
     container,
     lay_out,
+    notebook_command,
     notebook_tool,
     one,
     render,
@@ -44,7 +46,7 @@ STARTUP_S = 240
 
 @dataclass
 class Stack:
-    """The three processes of a pod, alive, with everything under one folder."""
+    """The three running processes of a pod, with all their files in one folder."""
 
     folder: Path
     port: int
@@ -60,13 +62,13 @@ class Stack:
         context = ssl.create_default_context(cadata=self.authority)
         return httpx.Client(base_url=self.url, verify=context, timeout=STARTUP_S, trust_env=False, **options)
 
-    def said(self, name: str) -> str:
+    def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
 
 @contextmanager
 def running_stack(values_folder: Path) -> Iterator[Stack]:
-    """JupyterLab, TensorBoard and the proxy by the commands of the chart's containers, until they answer."""
+    """Starts JupyterLab, TensorBoard and the proxy with the commands of the chart and waits until they answer."""
     tool("nginx")
     for program in ("jupyter", "tensorboard"):
         notebook_tool(program)
@@ -90,21 +92,20 @@ def running_stack(values_folder: Path) -> Iterator[Stack]:
         yield made
     finally:
         for process in made.processes.values():
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            kill_group(process)
         shutil.rmtree(folder)
 
 
 def _start(stack: Stack, name: str, command: list[str]) -> None:
-    for place in ("work", "home", "fsx/logs/r50/tensorboard"):
-        (stack.folder / place).mkdir(parents=True, exist_ok=True)
-        (stack.folder / place).chmod(0o777)
+    for folder in ("work", "home", "fsx/logs/r50/tensorboard"):
+        (stack.folder / folder).mkdir(parents=True, exist_ok=True)
+        (stack.folder / folder).chmod(0o777)
     if name == "tensorboard":
         _write_events(stack.folder / "fsx/logs/r50/tensorboard")
-    # Where the pod mounts the volume: the one path that is not the chart's to say.
+    # The pod mounts its volume at /fsx.
     command = [part.replace("/fsx/", f"{stack.folder}/fsx/") for part in command]
     if name != "proxy":
-        command[0] = notebook_tool(command[0])
+        command = notebook_command(command)
     home = {
         "HOME": f"{stack.folder}/home",
         "TMPDIR": f"{stack.folder}/home",
@@ -122,6 +123,13 @@ def _start(stack: Stack, name: str, command: list[str]) -> None:
         )
 
 
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads its own session and all it started, whether or not it has exited by itself."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def _write_events(folder: Path) -> None:
     from maskfleet.training.output.sinks import Measurement
     from maskfleet.training.output.tensorboard import TensorBoard
@@ -137,13 +145,13 @@ def await_all(stack: Stack) -> None:
         for path in ("/api", "/tensorboard/data/environment"):
             while True:
                 for name, process in stack.processes.items():
-                    assert process.poll() is None, f"{name} ended:\n{stack.said(name)}"
+                    assert process.poll() is None, f"{name} exited:\n{stack.log(name)}"
                 try:
                     if client.get(path).status_code == 200:
                         break
                 except httpx.TransportError:
                     pass  # not up yet
-                assert time.monotonic() < deadline, {name: stack.said(name) for name in stack.processes}
+                assert time.monotonic() < deadline, {name: stack.log(name) for name in stack.processes}
                 time.sleep(0.2)
 
 
@@ -174,7 +182,7 @@ def echo_server() -> Iterator[int]:
 
 @contextmanager
 def second_proxy(stack: Stack, *, board_port: int | None = None) -> Iterator[str]:
-    """Another proxy in front of the same processes, which looks every 0.2 s whether login or certificate changed."""
+    """Another proxy for the same processes; it checks every 0.2 s whether login or certificate changed."""
     port = free_port()
     config, run = stack.folder / "etc2", stack.folder / "run2"
     shutil.copytree(stack.folder / "etc", config)
@@ -191,14 +199,13 @@ def second_proxy(stack: Stack, *, board_port: int | None = None) -> Iterator[str
     try:
         yield f"https://127.0.0.1:{port}"
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        kill_group(process)
         shutil.rmtree(config)
         shutil.rmtree(run)
 
 
 def until(true: Callable[[], bool]) -> None:
-    """Wait, for some minutes at most."""
+    """Wait until `true()`, some minutes at most."""
     deadline = time.monotonic() + STARTUP_S
     while True:
         try:
@@ -210,19 +217,19 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-async def ask(stack: Stack, place: str, code: str) -> str:
-    """What a kernel prints, asked over a websocket through the proxy."""
+async def ask(stack: Stack, path: str, code: str) -> str:
+    """What `code` prints in a kernel, run over a websocket through the proxy."""
     context = ssl.create_default_context(cadata=stack.authority)
     async with (
-        # Jupyter answers when the kernel is up, which takes a busy machine longer than httpx waits by itself.
+        # Jupyter answers when the kernel is up; on a busy machine that takes longer than the default timeout of httpx.
         httpx.AsyncClient(verify=context, auth=LOGIN, trust_env=False, timeout=STARTUP_S) as client,
-        aconnect_ws(f"{stack.url}{place}", client, headers={"Origin": stack.url}) as channel,
+        aconnect_ws(f"{stack.url}{path}", client, headers={"Origin": stack.url}) as channel,
     ):
         await channel.send_text(json.dumps(_request(code)))
         while True:
             message = json.loads(await channel.receive_text(timeout=STARTUP_S))
             if message["msg_type"] == "stream":
-                # Messages go over sockets in a folder; one port is the debugger's, and loopback is the pod's own.
+                # Messages use socket files. One TCP port belongs to the debugger, on the loopback of the pod.
                 assert kernel_ports(stack) in ([], ["127.0.0.1"])
                 return str(message["content"]["text"])
 
@@ -240,7 +247,7 @@ def _request(code: str) -> dict[str, Any]:
 
 
 def kernel_ports(stack: Stack) -> list[str]:
-    """Where processes listen that Jupyter started."""
+    """Addresses on which the children of Jupyter listen."""
     return [address for address, pid in listeners() if parent_of(pid) == stack.processes["jupyter"].pid]
 
 
@@ -248,7 +255,7 @@ def parent_of(pid: int) -> int:
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
     except (FileNotFoundError, ProcessLookupError):
-        return -1  # it ended meanwhile: servers of other tests come and go
+        return -1  # it has exited: servers of other tests come and go
 
 
 def session_of(pid: int) -> int:
@@ -259,7 +266,7 @@ def session_of(pid: int) -> int:
 
 
 def listeners() -> list[tuple[str, int]]:
-    """(address, process id) of every listening TCP socket, by /proc."""
+    """(address, process id) of every listening TCP socket, from /proc."""
     sockets: dict[str, str] = {}
     for table, family, width in (("tcp", socket.AF_INET, 4), ("tcp6", socket.AF_INET6, 16)):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
@@ -273,7 +280,7 @@ def listeners() -> list[tuple[str, int]]:
         try:
             target = str(entry.readlink())
         except OSError:
-            continue  # the process or the file is gone, or is not ours
+            continue  # the process exited, the file is closed, or we may not read it
         if target in sockets:
             found.append((sockets[target], int(entry.parts[2])))
     return found

@@ -1,9 +1,8 @@
-"""The notebook chart: what it makes of good values."""
+"""The notebook chart: what it renders from valid values."""
 
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from ruamel.yaml import YAML
 
 from maskfleet.system.deploy_files import deploy_path
 from maskfleet.system.kube.fake import FakeKube
+from pairwise import pairwise
 from tools import run_tool, try_tool
 
 LOGINS: tuple[dict[str, Any], ...] = ({"htpasswd": HASH}, {"existing_secret": "our-login"})
@@ -29,15 +29,15 @@ REACHED: tuple[dict[str, Any], ...] = (
     {"source_cidr": "203.0.113.7/32"},
     {"source_cidr": ["10.0.0.0/8", "2001:db8::/32"], "load_balancer_scheme": "internal"},
 )
-PLACES: tuple[dict[str, Any], ...] = (
+NODES_AND_VOLUMES: tuple[dict[str, Any], ...] = (
     {},
     {"gpu_instance_type": "g5.xlarge", "tolerations": [{"key": "team", "operator": "Exists"}]},
     {"work_dir": "notebooks/ann", "shared_fs": "efs", "shared_pvc": "pv-efs", "node_selector": {"disk": "fast"}},
     {"data_fs": "data", "data_pvc": "pv-data", "allow_egress": True, "log_dir": "logs/r50-1x"},
 )
 COMBINATIONS = [
-    {"image": IMAGE, **LOGINS[number % 2], **certificate, **reached, **place}
-    for number, (certificate, reached, place) in enumerate(itertools.product(CERTIFICATES, REACHED, PLACES))
+    {"image": IMAGE, **login, **certificate, **reached, **nodes}
+    for login, certificate, reached, nodes in pairwise(LOGINS, CERTIFICATES, REACHED, NODES_AND_VOLUMES)
 ]
 
 
@@ -52,12 +52,12 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return render(tmp_path_factory.mktemp("default"), GOOD)
 
 
-def test_lint_has_nothing_to_say(tmp_path: Path) -> None:
+def test_helm_lint_passes(tmp_path: Path) -> None:
     done = run_tool("helm", "lint", CHART, "--strict", "--set", f"image={IMAGE}", "--set", f"htpasswd={HASH}")
     assert "0 chart(s) failed" in done
 
 
-def test_every_combination_fits_the_kubernetes_schemas(rendered: Any, tmp_path: Path) -> None:
+def test_every_two_choices_together_render_valid_objects(rendered: Any, tmp_path: Path) -> None:
     files = []
     for number, (_, objects) in enumerate(rendered):
         file = tmp_path / f"{number}.yaml"
@@ -125,7 +125,7 @@ def test_by_default_nothing_is_public(default: list[dict[str, Any]]) -> None:
     ]
 
 
-def test_a_load_balancer_comes_only_with_a_source_and_only_for_it(tmp_path: Path) -> None:
+def test_a_load_balancer_needs_a_source_and_accepts_only_that(tmp_path: Path) -> None:
     service = one(render(tmp_path, {**GOOD, "source_cidr": "203.0.113.7/32"}), "Service")
     assert service["spec"]["type"] == "LoadBalancer"
     assert service["spec"]["loadBalancerSourceRanges"] == ["203.0.113.7/32"]
@@ -154,7 +154,7 @@ def test_the_key_is_in_a_secret_that_only_the_proxy_mounts(default: list[dict[st
         assert (not {"tls", "login"} & mounted) == (part["name"] != "proxy")
 
 
-def test_a_certificate_of_ones_own_makes_no_other(tmp_path: Path) -> None:
+def test_with_a_certificate_of_the_user_none_is_generated(tmp_path: Path) -> None:
     objects = render(tmp_path, {**GOOD, "tls": {"existing_secret": "our-tls"}})
     assert [item["metadata"]["name"] for item in objects if item["kind"] == "Secret"] == ["r50-notebook-login"]
     [volume] = [item for item in pod_of(objects)["volumes"] if item["name"] == "tls"]
@@ -162,7 +162,7 @@ def test_a_certificate_of_ones_own_makes_no_other(tmp_path: Path) -> None:
     assert "Strict-Transport-Security" in one(objects, "ConfigMap", "r50-notebook-proxy")["data"]["nginx.conf"]
 
 
-def test_an_issuer_gets_only_the_names_that_were_asked_for(tmp_path: Path) -> None:
+def test_an_issuer_gets_only_the_names_in_the_values(tmp_path: Path) -> None:
     tls = {"issuer": "letters", "hosts": ["nb.example.org", "10.0.0.9"]}
     spec = one(render(tmp_path, {**GOOD, "tls": tls}), "Certificate")["spec"]
     assert spec["secretName"] == "r50-notebook-tls"
@@ -170,7 +170,7 @@ def test_an_issuer_gets_only_the_names_that_were_asked_for(tmp_path: Path) -> No
     assert (spec["dnsNames"], spec["ipAddresses"]) == (["nb.example.org"], ["10.0.0.9"])
 
 
-def test_jupyter_asks_no_password_but_listens_only_for_the_proxy(default: list[dict[str, Any]]) -> None:
+def test_jupyter_needs_no_password_but_is_reachable_only_by_the_proxy(default: list[dict[str, Any]]) -> None:
     config = json.loads(one(default, "ConfigMap", "r50-notebook-jupyter")["data"]["jupyter_server_config.json"])
     assert config["IdentityProvider"]["token"] == ""
     assert config["ServerApp"]["sock"] == "/run/maskfleet/jupyter/jupyter.sock"
@@ -193,7 +193,7 @@ def test_the_volume_is_read_only_but_for_the_work_folder(tmp_path: Path) -> None
     assert mounts({**GOOD, "work_dir": "notebooks/ann"}, "tensorboard")["/fsx"]["readOnly"] is True
 
 
-def test_a_gpu_is_asked_for_only_by_its_instance_type(tmp_path: Path, default: list[dict[str, Any]]) -> None:
+def test_a_gpu_is_requested_only_with_an_instance_type(tmp_path: Path, default: list[dict[str, Any]]) -> None:
     assert "nvidia" not in json.dumps(default)
     assert "nodeSelector" not in pod_of(default)
     objects = render(tmp_path, {**GOOD, "gpu_instance_type": "g5.xlarge"})
@@ -231,7 +231,8 @@ CHECKOV_SKIPS = {
 }
 
 
-def test_checkov_finds_nothing_but_reasoned_skips(default: list[dict[str, Any]], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_checkov_finds_nothing_but_skips_with_a_reason(default: list[dict[str, Any]], tmp_path: Path) -> None:
     with (tmp_path / "chart.yaml").open("w") as stream:
         YAML(typ="safe").dump_all(default, stream)
     done = try_tool(
@@ -263,7 +264,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKub
         yield api
 
 
-def test_an_upgrade_keeps_the_certificate_until_its_names_change_or_it_grows_old(
+def test_an_upgrade_keeps_the_certificate_until_its_names_change_or_it_is_old(
     tmp_path: Path, cluster: FakeKube
 ) -> None:
     def secret(**values: Any) -> dict[str, Any]:
@@ -298,6 +299,7 @@ def test_the_self_signed_certificate_is_for_loopback_the_service_and_the_hosts(t
 DOCKERFILE = deploy_path("docker", "notebook", "Dockerfile")
 
 
+@pytest.mark.slow
 def test_the_dockerfile_passes_hadolint_and_checkov() -> None:
     run_tool("hadolint", DOCKERFILE)
     options = ("--framework", "dockerfile", "--output", "json", "--skip-download", "--compact")

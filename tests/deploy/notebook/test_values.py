@@ -1,4 +1,4 @@
-"""Values that the notebook chart refuses, each by its name."""
+"""Values that the notebook chart rejects; the message names each."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("field", "value"), HOSTILE, ids=lambda part: re.sub(r"\W+", "_", str(part))[:30])
-def test_a_bad_value_is_refused_by_name(tmp_path: Path, field: str, value: Any) -> None:
+def test_a_bad_value_is_rejected_by_name(tmp_path: Path, field: str, value: Any) -> None:
     done = try_render(tmp_path, {**GOOD, field: value})
     assert done.returncode != 0
     assert field in done.stderr
@@ -86,7 +86,7 @@ def test_a_bad_value_is_refused_by_name(tmp_path: Path, field: str, value: Any) 
         assert key.split("_")[0] in done.stderr
 
 
-# The dangerous ones are refused even where somebody turns the schema off.
+# The templates reject the dangerous ones again, for users who turn the schema off.
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -97,14 +97,14 @@ def test_a_bad_value_is_refused_by_name(tmp_path: Path, field: str, value: Any) 
         ("image", ""),
     ],
 )
-def test_the_schema_turned_off_opens_nothing(tmp_path: Path, field: str, value: Any) -> None:
+def test_dangerous_values_are_rejected_without_the_schema(tmp_path: Path, field: str, value: Any) -> None:
     done = try_render(tmp_path, {**GOOD, field: value}, "--skip-schema-validation")
     assert done.returncode != 0
     assert f"{field}: " in done.stderr
 
 
 @pytest.mark.parametrize("name", ["a" * 41, "50-epochs", "a.b"])
-def test_a_release_name_that_names_no_service_is_refused_by_name(tmp_path: Path, name: str) -> None:
+def test_a_release_name_that_is_no_service_name_is_rejected_by_name(tmp_path: Path, name: str) -> None:
     assert try_render(tmp_path, GOOD, name="a" * 40).returncode == 0
     done = try_render(tmp_path, GOOD, name=name)
     assert done.returncode != 0

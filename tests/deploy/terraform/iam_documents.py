@@ -1,4 +1,4 @@
-"""Reads IAM documents: their statements, and whether one allows a request. Only what ours use is understood."""
+"""Reads IAM documents: their statements, and whether one allows a request. Understands only what our documents use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes down the arguments of Terraform types, from the wheels of CDK for Terraform.
+"""Writes the arguments of Terraform types, from the wheels of CDK for Terraform.
 
 python tests/deploy/provider_schema.py OUT.json WHEEL... -- helm_release data.aws_eks_cluster provider.helm ...
 

@@ -1,4 +1,4 @@
-"""What tests of the AWS root share: where its provider is, copies to work in, and a moto that takes what it can."""
+"""Shared by tests of the AWS root: its provider, working copies, and moto as AWS."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ PARENTS = ("/opt", "/usr/local/lib", "/usr/lib")
 
 
 def provider_mirror() -> Path:
-    """A folder that holds the AWS provider, laid out as a mirror, or a skip that says where it was looked for."""
+    """A mirror folder with the AWS provider; skips the test with the folders searched if there is none."""
     for folder in _candidates():
         if any(folder.glob("registry.terraform.io/hashicorp/aws/*/*/terraform-provider-aws*")):
             return folder
-    places = ", ".join(("TF_PLUGIN_MIRROR", *FOLDERS, *(f"{parent}/*" for parent in PARENTS)))
-    pytest.skip(f"the AWS provider of Terraform is not here: looked in {places}")
+    searched = ", ".join(("TF_PLUGIN_MIRROR", *FOLDERS, *(f"{parent}/*" for parent in PARENTS)))
+    pytest.skip(f"the AWS provider of Terraform is not installed: searched {searched}")
 
 
 def _candidates() -> Iterator[Path]:
@@ -38,14 +38,14 @@ def _candidates() -> Iterator[Path]:
 def operator_policy(cluster: str = "fleet") -> str:
     """The operator's policy with its placeholders filled in."""
     text = OPERATOR_POLICY.read_text(encoding="utf-8")
-    places = {"STATE-BUCKET": "my-state", "BUCKET": "my-bucket", "PREFIX": "ml-platform"}
-    for word, value in {**places, "REGION": "us-west-2", "ACCOUNT": "111122223333", "CLUSTER": cluster}.items():
+    names = {"STATE-BUCKET": "my-state", "BUCKET": "my-bucket", "PREFIX": "ml-platform"}
+    for word, value in {**names, "REGION": "us-west-2", "ACCOUNT": "111122223333", "CLUSTER": cluster}.items():
         text = text.replace(word, value)
     return text
 
 
 def environment(folder: Path, mirror: Path) -> dict[str, str]:
-    """Variables with which Terraform takes providers from `mirror` alone, and asks nobody anything."""
+    """Environment in which Terraform takes providers from `mirror` alone and asks no questions."""
     config = folder / "terraform.rc"
     config.write_text(f'provider_installation {{\n  filesystem_mirror {{\n    path = "{mirror}"\n  }}\n}}\n')
     return {

@@ -1,4 +1,4 @@
-"""Writes down the arguments of a root's Terraform types, from the provider itself; the form is provider_schema.py's.
+"""Writes the arguments of a root's Terraform types, from the provider itself; in the format of provider_schema.py.
 
 terraform providers schema -json | python tests/deploy/terraform_schema.py VERSION OUT.json ROOT
 """

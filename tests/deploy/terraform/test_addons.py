@@ -39,7 +39,7 @@ FROM_AWS = {
     "fsx_mount_name": "abcdefgh",
     "efa_az": "us-west-2b",
 }
-# Where providers lie when an administrator put them there; TF_PLUGIN_MIRROR names another folder.
+# Default plugin folders; TF_PLUGIN_MIRROR names another one.
 PROVIDERS = ("aws", "helm", "kubernetes")
 PLUGIN_FOLDERS = ("/usr/share/terraform/plugins", "/usr/local/share/terraform/plugins", "~/.terraform.d/plugins")
 
@@ -64,7 +64,7 @@ def provider_free(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evaluated(folder: Path, **variables: Any) -> tuple[int, str]:
-    """Terraform's own word on a set of variables: its exit status, and the values as JSON or its message."""
+    """What Terraform makes of a set of variables: its exit status, and the values as JSON or its message."""
     (folder / "test.auto.tfvars.json").write_text(json.dumps({**FROM_AWS, **variables}), encoding="utf-8")
     done = try_tool("terraform", "apply", "-auto-approve", "-no-color", cwd=folder, CHECKPOINT_DISABLE="1")
     if done.returncode != 0:
@@ -80,7 +80,7 @@ def chart_values(folder: Path, **variables: Any) -> dict[str, Any]:
     return values
 
 
-def test_terraform_formats_the_addons_root_as_it_is() -> None:
+def test_the_addons_root_is_formatted() -> None:
     run_tool("terraform", "fmt", "-check", "-diff", "-recursive", root(), CHECKPOINT_DISABLE="1")
 
 
@@ -139,7 +139,7 @@ def mirror_of_providers() -> Path | None:
     return None
 
 
-def test_terraform_validates_the_addons_root_where_its_providers_are(tmp_path: Path) -> None:
+def test_terraform_validates_the_addons_root_if_its_providers_are_installed(tmp_path: Path) -> None:
     mirror = mirror_of_providers()
     if mirror is None:
         pytest.skip(f"no folder of TF_PLUGIN_MIRROR, {', '.join(PLUGIN_FOLDERS)} has the providers {PROVIDERS}")
@@ -247,13 +247,13 @@ def test_no_token_or_password_of_the_cluster_is_in_the_root() -> None:
         ("mpi_operator_all_namespaces", "perhaps"),
     ],
 )
-def test_a_bad_variable_of_the_addons_root_is_refused_by_name(provider_free: Path, variable: str, value: Any) -> None:
+def test_a_bad_variable_of_the_addons_root_is_rejected_by_name(provider_free: Path, variable: str, value: Any) -> None:
     code, message = evaluated(provider_free, **{variable: value})
     assert code != 0
     assert variable in message
 
 
-def test_the_pools_that_the_root_installs_are_what_karpenter_takes(provider_free: Path) -> None:
+def test_karpenter_accepts_the_pools_that_the_root_installs(provider_free: Path) -> None:
     values = chart_values(provider_free)["gpu_nodes"]
     manifests = rendered("gpu-nodes", values=values, release="gpu", namespace="kube-system")
     assert karpenter_complaints(manifests) == []
@@ -310,7 +310,7 @@ def test_the_operator_that_the_root_installs_watches_one_namespace(provider_free
     assert not [one for one in container["args"] if one.startswith("--namespace")]
 
 
-def test_the_storage_that_the_root_installs_has_the_seeds_names(provider_free: Path) -> None:
+def test_the_storage_that_the_root_installs_has_the_names_of_aws_samples(provider_free: Path) -> None:
     if not (deploy_path("helm") / "storage" / "Chart.yaml").exists():
         pytest.skip("deploy/helm/storage is not here")
     manifests = rendered("storage", values=chart_values(provider_free)["storage"], release="storage")
@@ -334,7 +334,7 @@ def test_roles_go_to_the_service_accounts_that_the_aws_root_trusts(provider_free
         assert account["annotations"]["eks.amazonaws.com/role-arn"].startswith("arn:aws:iam::123456789012:role/demo-")
 
 
-def test_both_device_plugins_go_to_our_tainted_nodes(provider_free: Path) -> None:
+def test_both_device_plugins_tolerate_the_taints_of_our_nodes(provider_free: Path) -> None:
     values = chart_values(provider_free)
     (pool, efa) = of_kind(rendered("gpu-nodes", values=values["gpu_nodes"], release="gpu"), "NodePool")
     (taint,) = pool["spec"]["template"]["spec"]["taints"]
@@ -355,7 +355,7 @@ def test_both_device_plugins_go_to_our_tainted_nodes(provider_free: Path) -> Non
     assert values["efa_device_plugin"]["supportedInstanceLabels"]["values"] == types
 
 
-def test_the_namespace_of_jobs_is_restricted() -> None:
+def test_the_namespace_of_jobs_enforces_restricted_pod_security() -> None:
     (namespace,) = [body for _, kind, _, body in read_root(root()).blocks if kind == "kubernetes_namespace_v1"]
     labels = {key.strip('"'): value for key, value in namespace["metadata"][0]["labels"].items()}
     assert labels["pod-security.kubernetes.io/enforce"] == '"restricted"'
@@ -373,5 +373,6 @@ def test_every_remote_chart_has_a_version_of_its_own() -> None:
             assert body["version"].startswith("${var."), name
 
 
+@pytest.mark.slow
 def test_checkov_finds_nothing_in_the_addons_root() -> None:
     assert checkov_findings(root(), "terraform", skips=()) == []

@@ -1,4 +1,4 @@
-"""The AWS root as files: arguments, variables, outputs, docs; what needs neither provider nor account."""
+"""The AWS root as files: arguments, variables, outputs, docs; needs neither a provider nor an account."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def table_row(name: str) -> str:
     return found.group()
 
 
-def test_terraform_formats_the_aws_root_as_it_is() -> None:
+def test_the_aws_root_is_formatted() -> None:
     run_tool("terraform", "fmt", "-check", "-diff", "-recursive", ROOT, CHECKPOINT_DISABLE="1")
 
 
@@ -86,7 +86,7 @@ def test_the_checker_finds_an_error_planted_in_the_aws_root(old: str, new: str, 
     assert any(fault in one for one in faults), faults
 
 
-def test_the_outputs_that_others_read_are_there() -> None:
+def test_the_outputs_that_others_read_exist() -> None:
     assert set(OUTPUTS.split()) <= set(read_root(ROOT).outputs)
 
 
@@ -116,7 +116,7 @@ def test_the_doc_states_the_defaults_that_the_variables_have() -> None:
         assert table_row(name).split("|")[2].strip() == expected, name
 
 
-def test_every_variable_of_the_seeds_is_kept_or_accounted_for() -> None:
+def test_every_variable_of_aws_samples_is_kept_or_accounted_for() -> None:
     assert len(SEED_VARIABLES.split()) == 47
     ours = set(read_root(ROOT).variables)
     gone = {name for row in gone_rows() for name in re.findall(r"`(\w+)`", row.split("|")[1])}
@@ -129,7 +129,7 @@ def gone_rows() -> list[str]:
     return re.findall(r"^\| `.*$", text[text.index("## Variables that are gone") :], re.MULTILINE)
 
 
-def test_a_variable_said_to_be_in_the_addons_root_is_there() -> None:
+def test_a_variable_documented_for_the_addons_root_exists_there() -> None:
     there = set(read_root(ROOT.parent / "addons").variables)
     rows = [row for row in gone_rows() if "add-ons root" in row]
     assert rows
@@ -149,9 +149,9 @@ def test_the_examples_name_variables_and_settings_that_exist() -> None:
 
 def test_nothing_of_the_root_is_open_to_the_world() -> None:
     text = "".join(file.read_text(encoding="utf-8") for file in ROOT.rglob("*.tf"))
-    places = re.findall(r'^.*"0\.0\.0\.0/0".*$', text, re.MULTILINE)
+    rules = re.findall(r'^.*"0\.0\.0\.0/0".*$', text, re.MULTILINE)
     # Two routes out of the VPC, and no rule of a security group.
-    assert [one.split("=")[0].strip() for one in places] == ["destination_cidr_block"] * 2
+    assert [one.split("=")[0].strip() for one in rules] == ["destination_cidr_block"] * 2
     assert "ipv6" not in re.sub(r"#.*", "", text)
 
 
@@ -169,7 +169,8 @@ def test_no_module_comes_from_a_registry_and_providers_are_pinned() -> None:
     assert 'backend "s3"' in text
 
 
-def test_checkov_has_nothing_against_the_aws_root() -> None:
+@pytest.mark.slow
+def test_checkov_finds_nothing_in_the_aws_root() -> None:
     assert checkov_findings(ROOT, "terraform", ()) == []
 
 

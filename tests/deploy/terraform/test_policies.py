@@ -98,7 +98,9 @@ def test_no_document_allows_all_actions_of_a_service(documents: dict[str, str]) 
     assert wild == [("cluster_key", "AccountAdministersByIam")]
 
 
-def test_a_statement_for_all_resources_has_only_actions_that_know_no_resource(documents: dict[str, str]) -> None:
+def test_a_statement_for_all_resources_has_only_actions_without_resource_level_permissions(
+    documents: dict[str, str],
+) -> None:
     for name, one in granted(documents):
         if "*" not in listed(one.get("Resource", [])) or name in OWN_RESOURCE:
             continue
@@ -106,7 +108,7 @@ def test_a_statement_for_all_resources_has_only_actions_that_know_no_resource(do
             assert any(action.startswith(prefix) for prefix in WITHOUT_RESOURCE), (name, one["Sid"], action)
 
 
-def test_a_wildcard_in_an_arn_is_held_by_a_condition(documents: dict[str, str]) -> None:
+def test_a_wildcard_in_an_arn_is_limited_by_a_condition(documents: dict[str, str]) -> None:
     open_ones = {
         one["Sid"]
         for name, one in granted(documents)
@@ -144,7 +146,7 @@ def test_every_role_of_a_pod_is_for_named_service_accounts(documents: dict[str, 
                 assert found["aws:RequestTag/kubernetes-service-account"] == [f"maskfleet-{role}"], role
 
 
-def test_every_role_of_a_service_is_for_this_account_where_the_service_says_so(documents: dict[str, str]) -> None:
+def test_every_service_role_is_limited_to_this_account_where_the_service_supports_it(documents: dict[str, str]) -> None:
     trusts = {name.split("/")[1]: text for name, text in documents.items() if name.startswith("service_trust/")}
     without = {role for role, text in trusts.items() if not any(one.get("Condition") for one in statements(text))}
     # EC2 sends no condition keys when it takes a role for an instance.
@@ -205,7 +207,7 @@ def test_no_document_can_delete_from_s3_efs_or_fsx(documents: dict[str, str]) ->
             assert not re.match(r"(s3|fsx|elasticfilesystem):.*(Delete|Remove)", action), (name, action)
 
 
-def test_karpenter_ends_only_what_it_started_for_this_cluster(documents: dict[str, str]) -> None:
+def test_karpenter_terminates_only_what_it_started_for_this_cluster(documents: dict[str, str]) -> None:
     instance = f"arn:aws:ec2:us-west-2:{ACCOUNT}:instance/i-1"
     own = {"aws:ResourceTag/kubernetes.io/cluster/fleet": "owned", "aws:ResourceTag/karpenter.sh/nodepool": "gpu"}
     policy = documents["permissions/karpenter/nodes"]
@@ -216,7 +218,7 @@ def test_karpenter_ends_only_what_it_started_for_this_cluster(documents: dict[st
     assert not allowed(policy, "ec2:TerminateInstances", instance.replace(ACCOUNT, "999999999999"), own)
 
 
-def test_karpenter_gives_nodes_their_role_and_no_other(documents: dict[str, str]) -> None:
+def test_karpenter_passes_nodes_their_role_and_no_other(documents: dict[str, str]) -> None:
     to_ec2 = {"iam:PassedToService": "ec2.amazonaws.com"}
     policy = documents["permissions/karpenter/profiles"]
     assert allowed(policy, "iam:PassRole", INPUTS["gpu_node_role_arn"], to_ec2)
@@ -233,7 +235,7 @@ def test_the_autoscaler_changes_only_groups_of_this_cluster(documents: dict[str,
     assert not allowed(policy, "autoscaling:SetDesiredCapacity", group, other)
 
 
-def test_the_load_balancer_controller_leaves_balancers_of_others_alone(documents: dict[str, str]) -> None:
+def test_the_load_balancer_controller_cannot_change_other_load_balancers(documents: dict[str, str]) -> None:
     balancer = f"arn:aws:elasticloadbalancing:us-west-2:{ACCOUNT}:loadbalancer/net/x/1"
     policy = documents["permissions/load_balancer/make"]
     delete = "elasticloadbalancing:DeleteLoadBalancer"
@@ -242,7 +244,7 @@ def test_the_load_balancer_controller_leaves_balancers_of_others_alone(documents
     assert not allowed(policy, delete, balancer, {})
 
 
-def test_notices_come_from_our_rules_and_only_over_tls(documents: dict[str, str]) -> None:
+def test_interruption_messages_come_from_our_rules_and_only_over_tls(documents: dict[str, str]) -> None:
     queue = INPUTS["queue_arn"]
     ours = {"aws:SourceArn": INPUTS["interruption_rule_arns"][0], "aws:SecureTransport": "true"}
     assert allowed(documents["interruption_queue"], "sqs:SendMessage", queue, ours)
@@ -274,7 +276,7 @@ def test_documents_fit_the_quotas_of_iam(documents: dict[str, str]) -> None:
     assert max(inline.values()) <= 10_240
 
 
-def test_a_whole_bucket_without_key_is_read_without_conditions_that_never_hold(tmp_path: Path) -> None:
+def test_a_whole_bucket_without_key_gets_no_condition_that_never_matches(tmp_path: Path) -> None:
     whole = {**INPUTS, "data_prefix": "", "results_place": "logs", "data_key_arn": ""}
     found = evaluated(tmp_path, whole)
     assert allowed(found["permissions/trainer/data"], "s3:ListBucket", "arn:aws:s3:::my-bucket", {"s3:prefix": "a/"})

@@ -16,6 +16,8 @@ from terraform_schema import extract
 
 from tools import moto_server, run_tool, tool, try_tool
 
+pytestmark = pytest.mark.slow
+
 SCHEMAS = Path(__file__).parent / "schemas"
 VARIABLES = {
     "region": "us-east-1",
@@ -76,7 +78,7 @@ def test_the_provider_finds_the_aws_root_valid(ready: tuple[Path, dict[str, str]
     assert report["diagnostics"] == []
 
 
-def test_the_schema_that_is_committed_is_the_providers(ready: tuple[Path, dict[str, str]]) -> None:
+def test_the_committed_schema_is_the_providers(ready: tuple[Path, dict[str, str]]) -> None:
     folder, given = ready
     committed = json.loads((SCHEMAS / "eks-aws.json").read_text(encoding="utf-8"))
     lock = (folder / ".terraform.lock.hcl").read_text(encoding="utf-8")
@@ -93,7 +95,6 @@ def run_blocks(name: str) -> list[str]:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plan", "refusals"])
 def test_terraforms_own_tests_of_the_aws_root_pass(name: str, ready: tuple[Path, dict[str, str]]) -> None:
     folder, given = ready
@@ -102,7 +103,7 @@ def test_terraforms_own_tests_of_the_aws_root_pass(name: str, ready: tuple[Path,
     assert f"Success! {len(run_blocks(name))} passed, 0 failed." in done.stdout
 
 
-def test_every_validation_is_refused_once_in_terraforms_tests() -> None:
+def test_every_validation_fails_once_in_terraforms_tests() -> None:
     text = (ROOT / "tests" / "refusals.tftest.hcl").read_text(encoding="utf-8")
     refused = set(re.findall(r"^    var\.(\w+),$", text, re.MULTILINE))
     validated = {name for name, variable in read_root(ROOT).variables.items() if "validation" in variable}
@@ -111,7 +112,7 @@ def test_every_validation_is_refused_once_in_terraforms_tests() -> None:
 
 @pytest.fixture
 def on_moto(ready: tuple[Path, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of the root, initialised with state on disk, for which moto is AWS."""
+    """A copy of the root, initialized with state on disk, that uses moto as AWS."""
     import boto3
 
     for name, value in {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}.items():
@@ -131,8 +132,9 @@ def on_moto(ready: tuple[Path, dict[str, str]], tmp_path: Path, monkeypatch: pyt
         yield folder
 
 
-@pytest.mark.slow
-def test_moto_takes_the_root_gives_its_outputs_and_lets_it_go(on_moto: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moto_applies_the_root_returns_its_outputs_and_destroys_it(
+    on_moto: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import boto3
 
     monkeypatch.setenv("TF_LOG_PROVIDER", "DEBUG")
@@ -156,7 +158,7 @@ def test_moto_takes_the_root_gives_its_outputs_and_lets_it_go(on_moto: Path, mon
     called = called_actions(on_moto / "terraform.log")
     assert len(called) > 80
     granted = [action for one in statements(operator_policy()) for action in listed(one["Action"])]
-    # Everybody may ask who they are.
+    # GetCallerIdentity needs no permission.
     assert {one for one in called if not any(fnmatchcase(one, each) for each in granted)} == {"sts:GetCallerIdentity"}
 
 
@@ -172,7 +174,7 @@ def called_actions(log: Path) -> set[str]:
 
 
 def check_network(outputs: dict[str, object]) -> None:
-    """Nobody outside gets in, S3 is reached without NAT, and EFS by nodes alone."""
+    """Nothing is reachable from outside, S3 is reached without NAT, and EFS by nodes alone."""
     import boto3
 
     ec2 = boto3.client("ec2", region_name="us-east-1")

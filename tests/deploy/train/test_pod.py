@@ -19,7 +19,7 @@ from ports import free_port
 
 SCRIPT = CHART / "files" / "pod.py"
 HOSTS = ("127.0.0.1", "localhost")
-LONG_S = 240  # that long nothing takes, however busy the machine
+LONG_S = 240  # longer than anything takes, even on a busy machine
 SAVES = (
     "import os, pathlib, signal, sys, time\n"
     "asked = []\n"
@@ -45,7 +45,7 @@ def pod(*arguments: str, **environment: str) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def sshd() -> Iterator[int]:
-    """Port of something that greets like sshd."""
+    """Port of a server that sends the greeting of sshd."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def greet() -> None:
@@ -81,7 +81,7 @@ def test_wait_names_the_workers_that_never_answered() -> None:
     assert err.endswith("after 1 s\n")
 
 
-def test_wait_lets_the_ranks_of_an_earlier_launcher_end(sshd: int) -> None:
+def test_wait_returns_after_the_ranks_of_an_earlier_launcher_exit(sshd: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as earlier:
         meet = str(earlier.getsockname()[1])
         process = pod("wait", "1", str(sshd), meet, *HOSTS)
@@ -95,7 +95,7 @@ def test_wait_lets_the_ranks_of_an_earlier_launcher_end(sshd: int) -> None:
     assert (process.returncode, out, err) == (0, "all 2 workers answer\n", "")
 
 
-def test_check_fails_for_a_silent_worker_and_for_one_that_speaks_no_ssh(sshd: int) -> None:
+def test_check_fails_for_a_silent_worker_and_for_one_without_ssh(sshd: int) -> None:
     for port, code in ((sshd, 0), (free_port(), 1)):
         process = pod("check", str(port), "127.0.0.1")
         process.communicate(timeout=LONG_S)
@@ -111,16 +111,14 @@ def test_check_fails_for_a_silent_worker_and_for_one_that_speaks_no_ssh(sshd: in
 
 
 def pending(process_id: int, number: signal.Signals) -> bool:
-    """Whether a signal was sent that the process has not taken yet."""
+    """Whether the process has a pending signal."""
     lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
     masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
     return any(mask >> (number - 1) & 1 for mask in masks)
 
 
 @pytest.mark.parametrize(("rank", "code"), [("0", 143), ("1", 0)])
-def test_a_rank_that_is_asked_twice_saves_once_and_only_rank_0_ends_as_stopped(
-    tmp_path: Path, rank: str, code: int
-) -> None:
+def test_two_stop_requests_save_once_and_only_rank_0_exits_as_stopped(tmp_path: Path, rank: str, code: int) -> None:
     started, may_end, saved = (tmp_path / name for name in ("started", "may_end", "saved"))
     files = map(str, (started, may_end, saved))
     process = pod("rank", sys.executable, "-c", SAVES, *files, OMPI_COMM_WORLD_RANK=rank)
@@ -140,14 +138,14 @@ def test_a_rank_that_is_asked_twice_saves_once_and_only_rank_0_ends_as_stopped(
 @pytest.mark.parametrize(
     ("program", "code"), [("import sys; sys.exit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137), ("", 0)]
 )
-def test_a_rank_ends_as_its_trainer_does(program: str, code: int) -> None:
+def test_a_rank_exits_with_the_status_of_its_trainer(program: str, code: int) -> None:
     process = pod("rank", sys.executable, "-c", program, OMPI_COMM_WORLD_RANK="3")
     process.communicate(timeout=LONG_S)
     assert process.returncode == code
 
 
-def test_a_pod_without_ranks_leaves_at_once() -> None:
-    # Alone in a namespace of its own, as in a pod: here it would take the mpirun of another test for its own.
+def test_a_pod_without_ranks_stops_at_once() -> None:
+    # In its own process namespace, as in a pod: otherwise it would find the mpirun of another test.
     argv = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-I", str(SCRIPT), "leave", "20"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=LONG_S, check=False)
     if done.returncode != 0 and "unshare" in done.stderr:
@@ -155,7 +153,7 @@ def test_a_pod_without_ranks_leaves_at_once() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_anything_else_is_answered_with_the_help() -> None:
+def test_any_other_command_prints_the_help() -> None:
     process = pod("dance")
     _, err = process.communicate(timeout=LONG_S)
     assert process.returncode == 2

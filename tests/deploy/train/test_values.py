@@ -1,4 +1,4 @@
-"""The train chart's values: which are refused, and what the trainer gets of those that are not."""
+"""The values of the train chart: which are rejected, and what the trainer gets from the others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text(enc
 
 
 def config_of(objects: list[dict[str, Any]]) -> RunConfig:
-    """What `maskfleet train` makes of the rank's command."""
+    """The configuration that `maskfleet train` reads from the rank's command."""
     command = rank_argv(objects)
     assert command[:4] == ["python3", "-m", "maskfleet", "train"]
     return resolve(recipe_name=command[command.index("--recipe") + 1], sets=settings(objects)).config
@@ -138,7 +138,7 @@ REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize(("field", "values"), REFUSED, ids=lambda value: str(value)[:60])
-def test_a_bad_value_is_refused_with_its_field_named(tmp_path: Path, field: str, values: dict[str, Any]) -> None:
+def test_a_bad_value_is_rejected_with_the_name_of_its_field(tmp_path: Path, field: str, values: dict[str, Any]) -> None:
     done = try_render(tmp_path, values)
     assert done.returncode != 0
     assert done.stdout == ""
@@ -147,7 +147,7 @@ def test_a_bad_value_is_refused_with_its_field_named(tmp_path: Path, field: str,
 
 
 @pytest.mark.parametrize("name", ["r" * 41, "r" * 64, "a.b", "50-epochs"])
-def test_a_release_name_of_which_no_names_of_pods_or_service_can_be_made_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_release_name_that_gives_no_valid_pod_or_service_name_is_rejected(tmp_path: Path, name: str) -> None:
     done = try_render(tmp_path, {}, name=name)
     assert done.returncode != 0
     assert "release name" in done.stderr
@@ -159,7 +159,7 @@ def test_the_longest_release_name_still_gives_valid_pod_names(tmp_path: Path) ->
     assert len(f"{job['metadata']['name']}-launcher-abcde") <= 63
 
 
-def test_hostile_values_reach_the_trainer_as_they_are_and_nothing_else(tmp_path: Path) -> None:
+def test_hostile_values_reach_the_trainer_unchanged_and_do_nothing_else(tmp_path: Path) -> None:
     given = [f"train.weights={text}" for text in HOSTILE]
     environ = {f"EVIL_{index}": text for index, text in enumerate(HOSTILE)}
     objects = render(tmp_path, {"extra_config": given, "env": environ})
@@ -185,7 +185,7 @@ def test_a_hostile_run_file_stays_a_run_file(tmp_path: Path) -> None:
     assert rank_argv(objects)[4:] == ["/fsx/logs/r50", "--config", "/etc/maskfleet/run.yaml"]
 
 
-def test_the_default_is_the_preset_standard_as_the_recipe_has_it(tmp_path: Path) -> None:
+def test_the_default_preset_is_the_recipe_standard(tmp_path: Path) -> None:
     objects = render(tmp_path, {})
     assert rank_argv(objects)[4:] == ["/fsx/logs/r50", "--recipe", "standard", "--set", "data.root=/fsx/data/coco2017"]
     config = config_of(objects).model_dump()
@@ -242,7 +242,7 @@ def test_schedules_may_be_lists(tmp_path: Path) -> None:
     assert config.train.images_per_epoch == 12_000_000
 
 
-def test_numbers_work_on_helms_command_line_too() -> None:
+def test_numbers_work_with_helm_set_too() -> None:
     sets = ["image=x", "base_lr=0.01", "shm_gib=1.5", "gpu_nodes=3", "mode_mask=False", "backoff_limit=0"]
     options = [option for text in sets for option in ("--set", text)]
     done = try_tool("helm", "template", "r50", CHART, *options)
@@ -251,7 +251,7 @@ def test_numbers_work_on_helms_command_line_too() -> None:
     assert "MODE_MASK=False" in done.stdout
 
 
-def test_the_run_folder_is_fixed_by_the_values_alone(tmp_path: Path) -> None:
+def test_the_run_folder_depends_on_the_values_alone(tmp_path: Path) -> None:
     values = {"run_id": "2026-11-r50", "log_dir": "team/logs", "shared_fs": "efs", "shared_pvc": "pv-efs"}
     first, second = render(tmp_path, values), render(tmp_path, values)
     assert first == second
@@ -264,7 +264,7 @@ def test_the_schema_knows_every_value_and_every_recipe() -> None:
     assert SCHEMA["recipe"]["enum"] == [*RECIPES, None]
 
 
-def test_the_charts_instance_table_is_the_one_of_maskfleet() -> None:
+def test_the_charts_instance_table_is_maskfleets() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "chart_instances.py"))
     shipped = (CHART / "files" / "instances.yaml").read_text(encoding="utf-8")
     assert shipped == script["table"](), "run: python scripts/chart_instances.py"

@@ -1,4 +1,4 @@
-"""The train chart as helm renders it, and the pods that mpi-operator 0.8 makes of its MPIJob."""
+"""The train chart as helm renders it, and the pods that mpi-operator 0.8 creates from its MPIJob."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def main_container(objects: Sequence[dict[str, Any]], role: str) -> dict[str, An
 
 
 def operator_pod(objects: Sequence[dict[str, Any]], role: str) -> dict[str, Any]:
-    """The pod that the operator makes of a replica spec: with the job's SSH secret, hostfile and environment."""
+    """The pod that the operator creates from a replica spec: with the job's SSH secret, hostfile and environment."""
     job = one(objects, "MPIJob")
     name = job["metadata"]["name"]
     template = copy.deepcopy(replica(objects, role)["template"])
@@ -88,7 +88,7 @@ def operator_pod(objects: Sequence[dict[str, Any]], role: str) -> dict[str, Any]
 
 
 def operator_env(job: Mapping[str, Any]) -> dict[str, str]:
-    """What the operator adds, last and so winning, to the launcher's environment."""
+    """Variables that the operator appends to the launcher's environment, so they override ours."""
     return {
         "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
         "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
@@ -144,7 +144,7 @@ def settings(objects: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def render_all(folder: Path, all_values: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
-    """`render` for many values, by several helms at a time and a fast parser."""
+    """`render` for many values, with several helm processes at a time and a fast parser."""
 
     def text(numbered: tuple[int, Mapping[str, Any]]) -> str:
         index, values = numbered
@@ -156,7 +156,7 @@ def render_all(folder: Path, all_values: Sequence[Mapping[str, Any]]) -> list[li
 
     with ThreadPoolExecutor(4) as pool:
         texts = list(pool.map(text, enumerate(all_values)))
-    python = str(Path(tool("kubernetes-validate")).with_name("python"))  # it has libyaml, which is many times faster
+    python = str(Path(tool("kubernetes-validate")).with_name("python"))  # has libyaml, which is many times faster
     program = (
         "import json, sys, yaml\n"
         "json.dump([[one for one in yaml.load_all(text, yaml.CSafeLoader) if one] for text in json.load(sys.stdin)],"
@@ -170,7 +170,7 @@ def render_all(folder: Path, all_values: Sequence[Mapping[str, Any]]) -> list[li
 
 
 def crd_problems(job: Mapping[str, Any]) -> list[str]:
-    """Where an MPIJob breaks the schema of mpi-operator 0.8.2; fields that the schema does not know count too."""
+    """Errors of an MPIJob against the schema of mpi-operator 0.8.2; unknown fields are errors too."""
     return [f"{error.json_path}: {error.message}" for error in _crd().iter_errors(job)]
 
 
@@ -181,7 +181,7 @@ def _crd() -> jsonschema.Draft202012Validator:
 
 
 def _closed(schema: Any) -> Any:
-    """An OpenAPI schema as JSON Schema that refuses what the API server would silently drop."""
+    """An OpenAPI schema as JSON Schema that rejects fields the API server would silently drop."""
     if isinstance(schema, list):
         return [_closed(one) for one in schema]
     if not isinstance(schema, dict):

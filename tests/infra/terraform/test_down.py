@@ -14,6 +14,8 @@ from maskfleet.infra.terraform.down import DownOptions, down
 from maskfleet.infra.terraform.status import status
 from maskfleet.infra.terraform.up import up
 
+pytestmark = pytest.mark.slow
+
 OURS = {"labels": {"app.kubernetes.io/name": "maskfleet-notebook"}}
 
 

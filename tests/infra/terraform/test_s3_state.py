@@ -18,6 +18,8 @@ from maskfleet.infra.terraform.status import outputs
 from maskfleet.infra.terraform.up import up
 from tools import moto_server, tool
 
+pytestmark = pytest.mark.slow
+
 boto3 = pytest.importorskip("boto3", reason="boto3 is not here: pip install 'maskfleet[aws]'")
 
 

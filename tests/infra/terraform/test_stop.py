@@ -11,10 +11,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from maskfleet.system.process import stream
 
+pytestmark = pytest.mark.slow
+
 CLUSTER = "terraform_data.cluster"
-LONG_S = 240  # that long nothing takes, however busy the machine
+LONG_S = 240  # longer than anything takes, even on a busy machine
 
 
 def start(stage: Any, driver: list[str], *words: str, **more: Any) -> subprocess.Popen[str]:

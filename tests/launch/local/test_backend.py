@@ -108,6 +108,7 @@ def test_two_detached_runs_side_by_side_with_killed_ranks_end_alike(workshop: Wo
     assert processes_of(job_id(victim)) == []
 
 
+@pytest.mark.slow
 def test_cancel_saves_leaves_no_process_and_may_be_repeated(workshop: Workshop) -> None:
     handle = workshop.launched("--name", "a", "--ranks", "2", "--set", "train.epoch_schedule=[[4000, null]]")
     run_dir = run_dir_of(handle)
@@ -146,6 +147,7 @@ def test_a_machine_that_goes_down_saves_and_the_same_launch_goes_on_later(worksh
     assert workshop.status(handle)["restarts"] == 0
 
 
+@pytest.mark.slow
 def test_a_bug_that_kills_every_attempt_stops_after_the_budget_with_its_first_words(workshop: Workshop) -> None:
     done = workshop(
         "launch", "-c", str(workshop.run_file), "--name", "a", "--max-restarts", "1", "-s", "data.root=/nowhere"
@@ -159,6 +161,7 @@ def test_a_bug_that_kills_every_attempt_stops_after_the_budget_with_its_first_wo
     assert workshop("explain", handle).stdout.strip() in done.stderr
 
 
+@pytest.mark.slow
 def test_paths_and_values_with_quotes_blanks_and_newlines_do_no_harm(workshop: Workshop) -> None:
     nasty = workshop.folder / NASTY
     nasty.mkdir()

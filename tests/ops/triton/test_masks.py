@@ -47,6 +47,7 @@ def drawn_by_kernel(
     return targets.view(batch, num_boxes, resolution, resolution).cpu()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resolution", [28, 5])
 @pytest.mark.parametrize("num_boxes", [0, 6])
 def test_kernel_draws_the_targets_of_plain_torch_bit_for_bit(

@@ -41,6 +41,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", CASES)
 @pytest.mark.parametrize(("channels", "dtype", "tolerance"), [(3, torch.float32, 1e-5), (20, torch.bfloat16, 1e-2)])
 def test_kernels_pool_as_plain_torch_does(
