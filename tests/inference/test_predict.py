@@ -23,7 +23,8 @@ from maskfleet.data.synthetic.dataset import make_shapes
 from maskfleet.evaluation.pictures import drawn_detections, drawn_truth, rle_pixels
 from maskfleet.inference.predict import predict_batches, score_results
 from maskfleet.inference.single import detect_in
-from maskfleet.model.mask_rcnn import MaskRCNN, build_mask_rcnn
+from maskfleet.model.build import build_mask_rcnn
+from maskfleet.model.mask_rcnn import MaskRCNN
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from maskfleet.config.run import RunConfig
 from maskfleet.data.pipeline.build import build_train_loader
 from maskfleet.data.store.annotations import AnnotationStore
 from maskfleet.inference.recorded import RecordedDetector
-from maskfleet.model.mask_rcnn import build_mask_rcnn
+from maskfleet.model.build import build_mask_rcnn
 from maskfleet.training.optim import build_optimizer
 from maskfleet.training.step.compiled import CompiledStepRunner, make_step_runner
 from maskfleet.training.step.precision import precision_for

@@ -12,7 +12,8 @@ from maskfleet.config.load import RUN_FILE, load
 from maskfleet.config.model import ModelConfig
 from maskfleet.config.run import RunConfig
 from maskfleet.errors import WeightsError
-from maskfleet.model.mask_rcnn import MaskRCNN, build_mask_rcnn
+from maskfleet.model.build import build_mask_rcnn
+from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.model.weights import file_config, load_weights, read_file
 from maskfleet.training.checkpoint import CheckpointStore, read_checkpoint
 from maskfleet.training.state import weights_of

@@ -11,10 +11,11 @@ from torch import Tensor
 from maskfleet.config.base import replaced
 from maskfleet.config.model import ModelConfig
 from maskfleet.errors import WeightsError
+from maskfleet.model.heads.fpn import BOX_RESOLUTION
 from maskfleet.model.weights import tensorpack, torchvision
 from maskfleet.model.weights.files import WeightsFile
-from maskfleet.model.weights.guess import Dialect, dialect_of, guess_config, in_backbone
-from maskfleet.model.weights.slots import BOX_MAP_SIZE
+from maskfleet.model.weights.guess import Dialect, dialect_of, guess_config
+from maskfleet.model.weights.shapes import in_backbone
 
 Source = Literal["auto", "tensorpack", "aws", "torchvision", "maskfleet"]
 
@@ -96,7 +97,7 @@ def pixel_note(content: Content, config: ModelConfig) -> str | None:
 
 
 def _checked_dialect(file: WeightsFile, source: Source) -> Dialect:
-    dialect = dialect_of(file.tensors)
+    dialect = "maskfleet" if file.config is not None else dialect_of(file.tensors)
     if dialect is None:
         example = ", ".join(sorted(file.tensors)[:3]) or "nothing"
         raise WeightsError(
@@ -162,4 +163,4 @@ def _to_our_layout(content: Content) -> None:
 
 
 def _is_map(tensor: Tensor) -> bool:
-    return tensor.ndim == 2 and tensor.shape[1] % BOX_MAP_SIZE**2 == 0
+    return tensor.ndim == 2 and tensor.shape[1] % BOX_RESOLUTION**2 == 0

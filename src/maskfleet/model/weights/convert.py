@@ -9,12 +9,12 @@ from torch import Tensor
 
 from maskfleet.config.model import ModelConfig
 from maskfleet.errors import WeightsError
-from maskfleet.model.mask_rcnn import build_mask_rcnn
+from maskfleet.model.build import build_mask_rcnn
 from maskfleet.model.weights.content import Source
 from maskfleet.model.weights.files import WeightsFile, save_tensorpack, save_weights
 from maskfleet.model.weights.load import OnClassMismatch, fit
 from maskfleet.model.weights.report import LoadReport
-from maskfleet.model.weights.slots import Scope
+from maskfleet.model.weights.shapes import Scope
 
 _FRESH_SEED = 0
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from maskfleet.config.base import replaced
-from maskfleet.config.model import R50_BLOCKS, R101_BLOCKS, ModelConfig
+from maskfleet.config.model import R50_BLOCKS, R101_BLOCKS, BackboneConfig, ModelConfig
 from maskfleet.model.weights import tensorpack, torchvision
-from maskfleet.model.weights.slots import Shape
+from maskfleet.model.weights.shapes import Shape, in_backbone
 
 Dialect = Literal["tensorpack", "torchvision", "maskfleet"]
 
@@ -55,16 +55,6 @@ def our_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     return ours
 
 
-def in_backbone(name: str) -> str:
-    """Our name with the last ResNet group in the backbone, where c4 has it in the box head."""
-    return name.replace("box_heads.0.group3.", "backbone.group3.")
-
-
-def in_room(name: str, config: ModelConfig) -> str:
-    """Our name with the last ResNet group where `config` has it: the inverse of `in_backbone`."""
-    return name.replace("backbone.group3.", "box_heads.0.group3.") if config.architecture == "c4" else name
-
-
 def guess_config(shapes: Mapping[str, Shape]) -> ModelConfig | None:
     """The network whose weights have these names and shapes, in any dialect; None if it is none of ours.
 
@@ -83,10 +73,7 @@ def guess_config(shapes: Mapping[str, Shape]) -> ModelConfig | None:
 
 def describe(config: ModelConfig) -> str:
     """A network in a few words: 'R101 fpn Mask R-CNN, cascade, GN, 80 classes'."""
-    depth = {R50_BLOCKS: "R50", R101_BLOCKS: "R101"}.get(
-        config.backbone.blocks, f"ResNet {','.join(map(str, config.backbone.blocks))}"
-    )
-    words = [depth if config.backbone.stem_channels == 64 else f"{depth} with {config.backbone.stem_channels} channels"]
+    words = [_backbone_words(config.backbone)]
     norm = {"FreezeBN": "batch norm", "SyncBN": "batch norm", "GN": "GN", "None": "no norm"}[config.backbone.norm]
     if config.num_categories is None:
         return f"{words[0]} backbone, {norm}"
@@ -97,6 +84,16 @@ def describe(config: ModelConfig) -> str:
     if config.architecture == "fpn" and config.box_head.kind != "2fc":
         words.append(f"{config.box_head.kind} head")
     return ", ".join([*words, f"{config.num_categories} classes"])
+
+
+def _backbone_words(backbone: BackboneConfig) -> str:
+    match backbone.kind:
+        case "resnet":
+            other = f"ResNet {','.join(map(str, backbone.blocks))}"
+            depth = {R50_BLOCKS: "R50", R101_BLOCKS: "R101"}.get(backbone.blocks, other)
+            return depth if backbone.stem_channels == 64 else f"{depth} with {backbone.stem_channels} channels"
+        case kind:
+            return kind
 
 
 def _backbone_facts(shapes: Mapping[str, Shape]) -> dict[str, Any]:

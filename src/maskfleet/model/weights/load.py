@@ -22,9 +22,9 @@ from maskfleet.model.weights.content import (
     pixel_note,
 )
 from maskfleet.model.weights.files import WeightsFile, read_file
-from maskfleet.model.weights.guess import describe, in_room
+from maskfleet.model.weights.guess import describe
 from maskfleet.model.weights.report import LoadReport
-from maskfleet.model.weights.slots import Scope, Shape, class_layers, expected_shapes
+from maskfleet.model.weights.shapes import Scope, Shape, class_layers, expected_shapes, in_model
 
 OnClassMismatch = Literal["error", "reinit"]
 
@@ -92,7 +92,7 @@ def compare(file: WeightsFile, content: Content, config: ModelConfig, *, scope: 
     converted, ignored = {}, dict(content.ignored)
     unexpected = list(content.unexpected)
     for ours, tensor in content.tensors.items():
-        name, file_name = in_room(ours, config), content.file_names[ours]
+        name, file_name = in_model(ours, config), content.file_names[ours]
         if name not in expected:
             reason = _why_left_out(ours, config, scope)
             if reason is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from maskfleet.model.weights.slots import Shape
+from maskfleet.model.weights.shapes import Shape
 
 _SHOWN = 8
 
