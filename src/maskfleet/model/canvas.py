@@ -23,9 +23,7 @@ class Area:
     mask: Tensor | None  # [n, 1, h, w] float32, 0 outside the image's own canvas; None if all pixels are inside
     weight: Tensor | None  # [n, 1, h or 1, w or 1] float32, 0 for pixels that statistics exclude; None includes all
     num_images: int  # B; the n maps are B runs of equal length
-    learning: (
-        bool  # whether statistics come from this batch (and update the moving average) or are the stored ones
-    )
+    learning: bool  # whether statistics come from this batch (and update the moving average) or are the stored ones
 
     def cut(self, features: Tensor) -> Tensor:
         """`features` [n, C, h, w] with zeros outside."""

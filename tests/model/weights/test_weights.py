@@ -208,7 +208,7 @@ def test_training_leftovers_are_ignored_by_name_and_all_are_listed(tmp_path: Pat
     assert report.complete
     text = report.render()
     assert "surprise" in text
-    assert "the optimiser's memory" in text
+    assert "state of the optimiser" in text
     assert f"matched       {len(expected_shapes(config)):>5}" in text
 
 

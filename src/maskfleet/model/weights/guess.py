@@ -31,7 +31,7 @@ def dialect_of(names: Collection[str]) -> Dialect | None:
 
 
 def our_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """A file's names and shapes as ours; what has no place in any of our networks is left out.
+    """A file's names and shapes as ours; entries that none of our networks has are left out.
 
     The last ResNet group is always in the backbone, and torchvision's 91 COCO rows are the 81 that are used.
     """
@@ -40,15 +40,15 @@ def our_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     for name, shape in shapes.items():
         match dialect:
             case "tensorpack":
-                found, shape = tensorpack.our_name(tensorpack.plain_name(name)), tensorpack.our_shape(shape)
+                our_name, shape = tensorpack.our_name(tensorpack.plain_name(name)), tensorpack.our_shape(shape)
             case "torchvision":
-                found = torchvision.our_name(name)
+                our_name = torchvision.our_name(name)
             case "maskfleet":
-                found = in_backbone(name)
+                our_name = in_backbone(name)
             case None:
-                found = None
-        if found is not None:
-            ours[found] = shape
+                our_name = None
+        if our_name is not None:
+            ours[our_name] = shape
     logits = "box_heads.0.class_logits.weight"
     if dialect == "torchvision" and ours.get(logits, ())[:1] == (torchvision.COCO_ROWS,):
         ours[logits] = (len(torchvision.COCO_IDS) + 1, *ours[logits][1:])
@@ -58,7 +58,7 @@ def our_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
 def guess_config(shapes: Mapping[str, Shape]) -> ModelConfig | None:
     """The network whose weights have these names and shapes, in any dialect; None if it is none of ours.
 
-    `num_categories` is None for a ResNet alone. What leaves no trace in shapes (anchors, strides, losses, FreezeBN or
+    `num_categories` is None for a ResNet alone. What shapes do not show (anchors, strides, losses, FreezeBN or
     SyncBN) is at its default.
     """
     ours = our_shapes(shapes)
@@ -99,9 +99,10 @@ def _backbone_words(backbone: BackboneConfig) -> str:
 def _backbone_facts(shapes: Mapping[str, Shape]) -> dict[str, Any]:
     blocks = [0, 0, 0, 0]
     for name in shapes:
-        found = _GROUP.match(name)
-        if found is not None:
-            blocks[int(found[1])] = max(blocks[int(found[1])], int(found[2]) + 1)
+        match = _GROUP.match(name)
+        if match is not None:
+            group, block = int(match[1]), int(match[2])
+            blocks[group] = max(blocks[group], block + 1)
     stem = shapes[STEM][0]
     if shapes["backbone.group0.0.conv2.weight"][0] != stem or "backbone.group0.0.conv3.weight" not in shapes:
         raise KeyError("not bottleneck blocks of the published width")
