@@ -20,7 +20,7 @@ import torch
 from machine import machine_facts
 from maskfleet.config.base import replaced
 from maskfleet.config.recipes import recipe
-from maskfleet.model.mask_rcnn import build_mask_rcnn
+from maskfleet.model.build import build_mask_rcnn
 from maskfleet.model.weights.checkpoint import Snapshot
 from maskfleet.training.checkpoint import CheckpointStore
 from maskfleet.training.optim import build_optimizer, momentum_state

@@ -28,7 +28,7 @@ from maskfleet.config.run import RunConfig
 from maskfleet.data.pipeline.build import build_train_loader
 from maskfleet.data.store.dataset import open_stores
 from maskfleet.data.synthetic.dataset import make_shapes
-from maskfleet.model.mask_rcnn import build_mask_rcnn
+from maskfleet.model.build import build_mask_rcnn
 from maskfleet.training.optim import build_optimizer
 from maskfleet.training.step.compiled import CompiledStepRunner, make_step_runner
 from maskfleet.training.step.precision import precision_for

@@ -34,7 +34,8 @@ from maskfleet.bench.roofline import KNOWN, images_per_s  # noqa: E402
 from maskfleet.config.model import R101_BLOCKS, ModelConfig  # noqa: E402
 from maskfleet.config.run import TrainConfig  # noqa: E402
 from maskfleet.inference.recorded import RecordedDetector  # noqa: E402
-from maskfleet.model.mask_rcnn import MaskRCNN, build_mask_rcnn  # noqa: E402
+from maskfleet.model.build import build_mask_rcnn  # noqa: E402
+from maskfleet.model.mask_rcnn import MaskRCNN  # noqa: E402
 from maskfleet.training.optim import build_optimizer  # noqa: E402
 from maskfleet.training.step.buffers import Capacity, copy_into, static_batch  # noqa: E402
 from maskfleet.training.step.compiled import CompiledStepRunner  # noqa: E402

@@ -25,7 +25,7 @@ from machine import machine_facts
 from maskfleet.batch import Batch
 from maskfleet.bench.noise_batch import noise_batch
 from maskfleet.config.model import ModelConfig
-from maskfleet.model.mask_rcnn import build_mask_rcnn
+from maskfleet.model.build import build_mask_rcnn
 
 NUM_CATEGORIES = 80
 FULL_SLOTS_IOU = 0.05

@@ -1,4 +1,4 @@
-"""What passes between data, model, training and evaluation: padded tensors and the counts that undo the padding.
+"""The data that data, model, training and evaluation exchange: padded tensors with masks of what is valid.
 
 Shapes: B images on one H x W canvas, G ground truths, C crowd boxes, E outline edges, D detections; G, C, E, D padded.
 Boxes are xyxy float32 pixels of the resized image, whose pixel (i, j) covers [j, j+1) x [i, i+1).
@@ -30,7 +30,7 @@ class Images:
 
 @dataclass(frozen=True, slots=True)
 class Outlines:
-    """Instance masks as edges, so that no bitmap travels.
+    """Instance masks as edges, so that no bitmap is sent to the device.
 
     The edges of one instance are contiguous. A pixel is inside a part if a ray crosses an odd number of the part's
     edges (so a part may have holes); an instance is the union of its parts. Polygons give their sides; a bitmap gives
@@ -47,7 +47,7 @@ class Outlines:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Ground truth of a batch, padded to G instances and C crowd regions an image."""
+    """Ground truth of a batch, padded to G instances and C crowd regions per image."""
 
     boxes: Tensor  # [B, G, 4] float32
     labels: Tensor  # [B, G] int64, 1..num_categories; 0 for padding
@@ -63,7 +63,7 @@ class Batch:
 
     images: Images
     targets: Targets
-    seeds: Tensor  # [B] int64, decides each image's random samples, whoever its neighbours are
+    seeds: Tensor  # [B] int64, determines each image's random samples, whatever the rest of the batch
     image_ids: Tensor  # [B] int64, the ids of the annotation file
 
     @property
@@ -79,7 +79,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Detections:
-    """What the model found, by descending score, padded to D an image."""
+    """Detected objects by descending score, padded to D per image."""
 
     boxes: Tensor  # [B, D, 4] float32, clipped to the image
     scores: Tensor  # [B, D] float32

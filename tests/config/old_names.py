@@ -60,7 +60,8 @@ HOROVOD_TORUS_ALLREDUCE HOROVOD_CYCLE_TIME HOROVOD_FUSION_THRESHOLD NCCL_MIN_NRI
 
 # What the old trainers could not be told.
 NEW_HERE = words("""
-recipe model.roi_align model.loss_mean_over model.backbone.stem_channels model.box_head.fill_with_foreground
+recipe model.roi_align model.loss_mean_over model.backbone.kind model.backbone.stem_channels
+model.box_head.fill_with_foreground
 model.box_head.box_loss data.flip_probability data.scale_jitter data.color_jitter data.on_bad data.cache_dir
 train.accumulate_to_images train.base_lr_images train.momentum train.compile train.ema_decay eval.max_images
 checkpoint.every_minutes checkpoint.keep_last checkpoint.keep_best

@@ -24,7 +24,8 @@ from maskfleet.evaluation.evaluate import score_results
 from maskfleet.inference.detector import Detector
 from maskfleet.inference.draw import drawn_detections, drawn_truth
 from maskfleet.inference.predict import predict_batches
-from maskfleet.model.mask_rcnn import MaskRCNN, build_mask_rcnn
+from maskfleet.model.build import build_mask_rcnn
+from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.rle import rle_pixels
 
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from maskfleet.batch import Batch, Images, Targets
 from maskfleet.config.model import ModelConfig
-from maskfleet.model.mask_rcnn import MaskRCNN, build_mask_rcnn
+from maskfleet.model.build import build_mask_rcnn
+from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.ops.outlines import bitmap_edges, pack_outlines
 
 GOLDENS = Path(__file__).parent.parent / "goldens"

@@ -11,7 +11,8 @@ import torch
 
 from maskfleet.batch import Batch, Images, Targets
 from maskfleet.config.model import ModelConfig
-from maskfleet.model.mask_rcnn import MaskRCNN, build_mask_rcnn
+from maskfleet.model.build import build_mask_rcnn
+from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.ops.outlines import pack_outlines, polygon_edges
 
 SMALL: dict[str, Any] = {

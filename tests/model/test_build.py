@@ -10,7 +10,8 @@ from small import VARIANTS, small_batch, small_config, small_model
 from maskfleet.batch import Images
 from maskfleet.config.model import R101_BLOCKS, ModelConfig
 from maskfleet.errors import ConfigError, DataError
-from maskfleet.model.mask_rcnn import MaskRCNN, build_mask_rcnn
+from maskfleet.model.build import build_mask_rcnn
+from maskfleet.model.mask_rcnn import MaskRCNN
 
 GN = {"backbone": {"norm": "GN"}, "fpn": {"norm": "GN"}}
 GN_HEADS = {"box_head": {"kind": "4conv1fc_gn"}, "mask_head": {"kind": "up4conv_gn"}}

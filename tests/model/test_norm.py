@@ -14,7 +14,7 @@ from small import small_batch, small_model
 from torch import Tensor
 
 from maskfleet.model.canvas import Area, canvas_of
-from maskfleet.model.norm import BatchNorm, Conv, GroupNorm, conv_norm
+from maskfleet.model.norm import BatchNorm, Conv, ConvNorm, GroupNorm
 
 MAPS = [(5, 7), (8, 3)]
 
@@ -90,7 +90,7 @@ def test_stored_statistics_fold_into_the_convolution():
         conv(features), norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=1e-5
     )
     area = Area(mask=None, weight=None, num_images=2, learning=True)
-    ours = conv_norm(features, conv, norm, area)
+    ours = ConvNorm(conv, norm)(features, area)
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
     wanted = torch.autograd.grad(expected.square().sum(), [norm.weight, norm.bias, conv.weight])
     for gradient, other in zip(

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from maskfleet.config.model import ModelConfig
 from maskfleet.model import canvas
-from maskfleet.model.mask_rcnn import build_mask_rcnn
+from maskfleet.model.build import build_mask_rcnn
 
 SIZES = [(97, 130), (64, 96)]
 # torch warns about itself while it compiles.

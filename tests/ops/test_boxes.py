@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import reference
-from maskfleet.ops.boxes import area, clip_boxes, decode_boxes, encode_boxes, pairwise_ioa, pairwise_iou
+from maskfleet.ops.boxes import area, clip_boxes, decode_boxes, encode_boxes, pairwise_iou
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 MAX_LOG_SCALE = math.log(1344 / 16)
@@ -52,11 +52,10 @@ def test_clip_agrees_with_tensorpack(golden: dict[str, Tensor]) -> None:
     assert torch.equal(clipped[0], golden["clipped_480x640"])
 
 
-def test_iou_and_ioa_agree_with_tensorpack(golden: dict[str, Tensor]) -> None:
+def test_iou_agrees_with_tensorpack(golden: dict[str, Tensor]) -> None:
     boxes, anchors = golden["boxes"][:20], golden["anchors"][:15]
     torch.testing.assert_close(pairwise_iou(boxes, anchors), golden["iou"], rtol=2e-6, atol=1e-7)
     torch.testing.assert_close(pairwise_iou(boxes, anchors), golden["np_iou"], rtol=2e-6, atol=1e-7)
-    torch.testing.assert_close(pairwise_ioa(boxes, anchors).T, golden["np_ioa"], rtol=2e-6, atol=1e-7)
 
 
 def test_clip_uses_each_images_own_size() -> None:
@@ -88,13 +87,6 @@ def test_overlaps_equal_those_of_one_pair_at_a_time() -> None:
     others = torch.cat([random_boxes(10, seed=7), torch.zeros(1, 4)])
     iou = reference.iou_matrix(boxes.numpy(), others.numpy())
     np.testing.assert_allclose(pairwise_iou(boxes, others).numpy(), iou, rtol=1e-5, atol=1e-7)
-    ioa = [[reference.overlap(b, c) / max(reference.area(b), 1e-9) for c in others.tolist()] for b in boxes.tolist()]
-    np.testing.assert_allclose(pairwise_ioa(others, boxes).numpy(), ioa, rtol=1e-5, atol=1e-7)
-
-
-def test_ioa_is_the_share_of_the_box_not_of_the_crowd() -> None:
-    crowd, box = torch.tensor([[0.0, 0, 100, 100]]), torch.tensor([[90.0, 0, 110, 10]])
-    assert pairwise_ioa(crowd, box).tolist() == [[0.5]]
 
 
 def test_overlap_of_a_batch_is_that_of_its_images() -> None:
@@ -105,7 +97,6 @@ def test_overlap_of_a_batch_is_that_of_its_images() -> None:
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
 def test_overlap_with_nothing_is_empty(shape: tuple[int, int]) -> None:
     assert pairwise_iou(torch.zeros(shape[0], 4), torch.zeros(shape[1], 4)).shape == shape
-    assert pairwise_ioa(torch.zeros(shape[1], 4), torch.zeros(shape[0], 4)).shape == shape
 
 
 def test_padding_is_coded_without_nan_or_infinity_in_values_or_gradients() -> None:
@@ -127,7 +118,7 @@ def test_every_function_is_one_graph() -> None:
 
     def everything(boxes: Tensor, anchors: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
         clipped = clip_boxes(decode_boxes(encode_boxes(boxes, anchors), anchors, max_log_scale=2.0), sizes)
-        return clipped, area(clipped), pairwise_iou(clipped, anchors), pairwise_ioa(clipped, anchors)
+        return clipped, area(clipped), pairwise_iou(clipped, anchors)
 
     compiled = torch.compile(everything, fullgraph=True, backend="eager")
     for seen, expected in zip(compiled(boxes, anchors, sizes), everything(boxes, anchors, sizes), strict=True):

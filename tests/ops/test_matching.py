@@ -68,6 +68,19 @@ def test_labels_are_tensorpacks_anchor_for_anchor(file: str, gt: str, labels: st
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("crowd_overlap", [0.1, 0.3, 0.6])
+def test_overlap_with_crowds_is_the_share_of_the_anchor_as_in_tensorpack(crowd_overlap: float) -> None:
+    with np.load(GOLDENS / "ops_boxes.npz", allow_pickle=False) as golden:
+        crowds, anchors = torch.from_numpy(golden["boxes"][:20]), torch.from_numpy(golden["anchors"][:15])
+        in_crowd = torch.from_numpy((golden["np_ioa"] > crowd_overlap).any(axis=0))
+    inside = (anchors[:, :2] >= 0).all(dim=1)
+    rules = {"crowds": crowds, "crowd_overlap": crowd_overlap}
+    labels, _ = labels_of_one(anchors, torch.zeros(0, 4), (10_000, 10_000), **rules)
+    assert (in_crowd & inside).any()
+    assert (~in_crowd & inside).any()
+    assert torch.equal(labels == 0, ~in_crowd & inside)
+
+
 @pytest.mark.parametrize("crowd_overlap", [0.7, 0.2, 9.99])
 def test_labels_equal_those_of_a_loop_over_anchors(seed: int, crowd_overlap: float) -> None:
     generator = torch.Generator().manual_seed(seed)

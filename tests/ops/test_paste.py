@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from maskfleet.ops.paste import paste_mask_window, paste_mask_window_fast, paste_masks, paste_masks_fast
+from maskfleet.ops.paste import paste_mask_window, paste_mask_window_fast
 from reference_masks import paste as slow_paste
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
-RULES = [(paste_masks, paste_mask_window), (paste_masks_fast, paste_mask_window_fast)]
+RULES = [paste_mask_window, paste_mask_window_fast]
+
+
+def bitmap_of(rule: Any, mask: np.ndarray, box: np.ndarray, height: int, width: int) -> np.ndarray:
+    """The window that `rule` pastes, in an image of its own -> [height, width]."""
+    y0, x0, window = rule(mask, box, height, width)
+    bitmap = np.zeros((height, width), dtype=bool)
+    bitmap[y0 : y0 + window.shape[0], x0 : x0 + window.shape[1]] = window
+    return bitmap
 
 
 @pytest.fixture(scope="module")
@@ -36,34 +45,31 @@ def random_boxes(seed: int, num: int, height: int, width: int) -> np.ndarray:
     return boxes.astype(np.float32)
 
 
-@pytest.mark.parametrize(("name", "rule"), [("paste_accurate", paste_masks), ("paste_fast", paste_masks_fast)])
+@pytest.mark.parametrize(("name", "rule"), zip(("paste_accurate", "paste_fast"), RULES, strict=True))
 def test_bitmaps_are_tensorpacks(golden, name, rule):
     height, width = golden["paste_hw"].tolist()
     expected = np.unpackbits(golden[name], axis=-1, count=width).astype(bool)
-    found = rule(golden["paste_masks"], golden["paste_boxes"], height=height, width=width)
-    assert found.dtype == bool
-    assert np.array_equal(found, expected)
+    for mask, box, bitmap in zip(golden["paste_masks"], golden["paste_boxes"], expected, strict=True):
+        assert np.array_equal(bitmap_of(rule, mask, box, height, width), bitmap)
 
 
 def test_accurate_bitmaps_equal_the_loop():
     height, width = 37, 53
     boxes = random_boxes(0, 12, height, width)
-    masks = np.stack([smooth_mask(seed, side=14) for seed in range(12)])
-    found = paste_masks(masks, boxes, height=height, width=width)
-    assert 0.02 < found.mean() < 0.6
-    for mask, box, bitmap in zip(masks, boxes, found, strict=True):
+    masks = [smooth_mask(seed, side=14) for seed in range(12)]
+    bitmaps = [bitmap_of(paste_mask_window, mask, box, height, width) for mask, box in zip(masks, boxes, strict=True)]
+    assert 0.02 < np.mean(bitmaps) < 0.6
+    for mask, box, bitmap in zip(masks, boxes, bitmaps, strict=True):
         assert np.array_equal(bitmap, slow_paste(mask, box, height, width))
 
 
-@pytest.mark.parametrize(("whole", "window_of"), RULES)
-def test_a_window_is_the_bitmap_without_its_empty_surroundings(whole, window_of):
+@pytest.mark.parametrize("rule", RULES)
+def test_a_window_stays_in_the_image_and_close_to_its_box(rule):
     height, width = 60, 80
     for seed, box in enumerate(random_boxes(1, 20, height, width)):
         mask = smooth_mask(seed)
-        y0, x0, window = window_of(mask, box, height, width)
-        bitmap = np.zeros((height, width), dtype=bool)
-        bitmap[y0 : y0 + window.shape[0], x0 : x0 + window.shape[1]] = window
-        assert np.array_equal(bitmap, whole(mask[None], box[None], height=height, width=width)[0])
+        y0, x0, window = rule(mask, box, height, width)
+        assert window.dtype == bool
         assert 0 <= y0 <= y0 + window.shape[0] <= height
         assert 0 <= x0 <= x0 + window.shape[1] <= width
         reach = (box[2:] - box[:2]) / 28 + 2  # half an enlarged cell and a pixel on each side
@@ -72,20 +78,19 @@ def test_a_window_is_the_bitmap_without_its_empty_surroundings(whole, window_of)
 
 
 def test_a_full_mask_fills_its_whole_pixel_box():
-    full = np.ones((1, 28, 28), dtype=np.float32)
-    box = np.array([[10.0, 5.0, 38.0, 33.0]], dtype=np.float32)
+    full = np.ones((28, 28), dtype=np.float32)
+    box = np.array([10.0, 5.0, 38.0, 33.0], dtype=np.float32)
     expected = np.zeros((40, 50), dtype=bool)
     expected[5:33, 10:38] = True
-    assert np.array_equal(paste_masks(full, box, height=40, width=50)[0], expected)
-    assert np.array_equal(paste_masks_fast(full, box, height=40, width=50)[0], expected)
+    for rule in RULES:
+        assert np.array_equal(bitmap_of(rule, full, box, 40, 50), expected)
 
 
-@pytest.mark.parametrize(("whole", "window_of"), RULES)
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("box", [[60, 5, 70, 9], [5, 60, 9, 70], [-30, 5, -20, 9], [5, -30, 9, -20]])
-def test_a_box_outside_the_image_pastes_nothing(whole, window_of, box):
+def test_a_box_outside_the_image_pastes_nothing(rule, box):
     mask, corners = np.ones((28, 28), dtype=np.float32), np.array(box, dtype=np.float32)
-    assert window_of(mask, corners, 40, 50)[2].size == 0
-    assert not whole(mask[None], corners[None], height=40, width=50).any()
+    assert rule(mask, corners, 40, 50)[2].size == 0
 
 
 def test_an_empty_box_pastes_nothing_accurately_and_one_pixel_fast():
@@ -93,9 +98,3 @@ def test_an_empty_box_pastes_nothing_accurately_and_one_pixel_fast():
     assert paste_mask_window(mask, box, 40, 50)[2].size == 0
     y0, x0, window = paste_mask_window_fast(mask, box, 40, 50)
     assert (y0, x0, window.tolist()) == (3, 7, [[True]])
-
-
-def test_no_detections_give_no_bitmaps():
-    nothing = np.zeros((0, 28, 28), dtype=np.float32)
-    assert paste_masks(nothing, np.zeros((0, 4)), height=4, width=5).shape == (0, 4, 5)
-    assert paste_masks_fast(nothing, np.zeros((0, 4)), height=4, width=5).shape == (0, 4, 5)

@@ -18,7 +18,7 @@ from maskfleet.config.base import replaced
 from maskfleet.config.load import load
 from maskfleet.data.pipeline.build import build_train_loader
 from maskfleet.data.store.dataset import open_stores
-from maskfleet.model.mask_rcnn import build_mask_rcnn
+from maskfleet.model.build import build_mask_rcnn
 from maskfleet.training.distributed import joined, worker_from_env
 from maskfleet.training.optim import build_optimizer
 from maskfleet.training.step.eager import StepRunner

@@ -1,6 +1,6 @@
-"""Batches to measure speed with: images of noise, 8 objects each, every object an outline of 40 points.
+"""Batches for benchmarks: images of noise with 8 objects each, every object an outline of 40 points.
 
-Shapes: B images, G objects an image.
+Shapes: B images, G objects per image.
 """
 
 from __future__ import annotations

@@ -1,23 +1,31 @@
 """The least time one image's training step can take on a GPU: every convolution and product at full speed.
 
-FLOP = 2 x multiply-add. Each layer takes the longer of its arithmetic and of its bytes in half precision, each tensor
-read or written once, everything elementwise fused. Frozen layers run forward only. Not counted: pooling, suppression,
+FLOP = 2 x multiply-add. Each layer takes the longer of its arithmetic and its memory traffic in half precision, each
+tensor read or written once, elementwise operations fused. Frozen layers run forward only. Not counted: pooling, NMS,
 sampling, targets, losses and the optimizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from maskfleet.bench.noise_batch import noise_batch
 from maskfleet.config.model import ModelConfig
+from maskfleet.model.build import build_mask_rcnn
 
 HALF = 2  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What a GPU was seen to sustain: a large bf16 product, a large copy (bytes read plus bytes written)."""
+    """Sustained speed of a GPU: of a large bf16 product, and of a large copy (bytes read plus bytes written)."""
 
     flops: float
     bytes_per_s: float
@@ -34,13 +42,13 @@ KNOWN = {
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A convolution or product: `pixels` outputs of `outputs` numbers, each from `taps` times `inputs`."""
+    """A convolution or product: `pixels` vectors of `outputs` numbers, each from `taps` vectors of `inputs` numbers."""
 
     pixels: int
     inputs: int
     outputs: int
     taps: int = 1
-    input_pixels: int | None = None
+    input_pixels: int | None = None  # None: as many as `pixels`
     passes: int = 3  # forward, gradient of the input, gradient of the weights
 
     @property
@@ -60,85 +68,50 @@ def images_per_s(config: ModelConfig, gpu: Gpu, *, batch: int, canvas: tuple[int
     )
 
 
-def layers(config: ModelConfig, canvas: tuple[int, int]) -> Iterator[Layer]:
-    """Every convolution and product of one image's step."""
-    pixels = canvas[0] * canvas[1]
-    is_fpn = config.architecture == "fpn"
-    yield from _backbone(config, pixels, groups=4 if is_fpn else 3)
-    stem = config.backbone.stem_channels
-    if is_fpn:
-        yield from _pyramid(config, pixels)
-    else:
-        yield from _rpn(pixels // 256, stem * 16, config.rpn.head_channels, len(config.rpn.anchor_sizes) * 3)
-    yield from _heads(config, is_fpn=is_fpn)
+@functools.lru_cache(maxsize=16)
+def layers(config: ModelConfig, canvas: tuple[int, int]) -> tuple[Layer, ...]:
+    """Every convolution and product of one image's step, read off the model as it runs on the meta device."""
+    with torch.device("meta"):
+        model = build_mask_rcnn(config)
+    assert config.num_categories is not None
+    image = noise_batch(1, canvas=canvas, size=canvas, num_categories=config.num_categories)
+    with _Recorder() as recorder:
+        model.to("meta").train().losses(image.to("meta"))
+    return tuple(recorder.layers)
 
 
-def _backbone(config: ModelConfig, pixels: int, *, groups: int) -> Iterator[Layer]:
-    backbone = config.backbone
-    stem = backbone.stem_channels
-    yield Layer(pixels // 4, 3, stem, 49, input_pixels=pixels, passes=1 if backbone.freeze_at >= 1 else 2)
-    inputs = stem
-    for group in range(groups):
-        here = pixels // (16 << 2 * group)
-        frozen = group == 0 and backbone.freeze_at >= 2
-        for block in range(backbone.blocks[group]):
-            before = here * 4 if block == 0 and group > 0 else here
-            # Nothing below the first trained block wants a gradient.
-            first = 2 if block == 0 and group == 1 and backbone.freeze_at >= 2 else 3
-            passes = 1 if frozen else 3
-            yield from _block(inputs, stem << group, here, before, passes, 1 if frozen else first, backbone.stride_1x1)
-            inputs = 4 * (stem << group)
+class _Recorder(TorchFunctionMode):
+    """Records the layers that run inside it; two in a row that read the same tensor are one on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: list[Layer] = []
+        self._last_inputs: Tensor | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func in (F.conv2d, F.linear, F.conv_transpose2d, torch.bmm):
+            inputs, kernel = args[:2]
+            layer = _layer(func, inputs, kernel, output)
+            if inputs is self._last_inputs:
+                last = self.layers.pop()
+                layer = replace(last, outputs=last.outputs + layer.outputs)
+            self.layers.append(layer)
+            self._last_inputs = inputs
+        return output
 
 
-def _block(
-    inputs: int, inner: int, here: int, before: int, passes: int, first_passes: int, stride_1x1: bool
-) -> Iterator[Layer]:
-    middle = here if stride_1x1 else before
-    yield Layer(middle, inputs, inner, passes=first_passes)
-    yield Layer(here, inner, inner, 9, input_pixels=middle, passes=passes)
-    yield Layer(here, inner, 4 * inner, passes=passes)
-    if inputs != 4 * inner:
-        yield Layer(here, inputs, 4 * inner, input_pixels=here, passes=first_passes)
-
-
-def _pyramid(config: ModelConfig, pixels: int) -> Iterator[Layer]:
-    channels = config.fpn.channels
-    for level in range(4):
-        here = pixels // (16 << 2 * level)
-        passes = 2 if level == 0 and config.backbone.freeze_at >= 2 else 3
-        yield Layer(here, config.backbone.stem_channels * 4 << level, channels, passes=passes)
-        yield Layer(here, channels, channels, 9)
-        yield from _rpn(here, channels, channels, 3)
-    yield from _rpn(pixels // 4096, channels, channels, 3)
-
-
-def _rpn(pixels: int, inputs: int, channels: int, anchors: int) -> Iterator[Layer]:
-    yield Layer(pixels, inputs, channels, 9)
-    yield Layer(pixels, channels, 5 * anchors)
-
-
-def _heads(config: ModelConfig, *, is_fpn: bool) -> Iterator[Layer]:
-    regions = config.box_head.samples_per_image
-    foreground = int(regions * config.box_head.positive_fraction)
-    classes = 5 * ((config.num_categories or 80) + 1)
-    stem = config.backbone.stem_channels
-    if is_fpn:
-        width = config.box_head.fc_channels
-        for _ in range(3 if config.cascade else 1):
-            yield Layer(regions, config.fpn.channels * 49, width)
-            yield Layer(regions, width, width)
-            yield Layer(regions, width, classes)
-    else:
-        inputs = stem * 16
-        for block in range(config.backbone.blocks[3]):
-            before = regions * (196 if block == 0 else 49)
-            yield from _block(inputs, stem * 8, regions * 49, before, 3, 3, config.backbone.stride_1x1)
-            inputs = stem * 32
-        yield Layer(regions, inputs, classes)
-    if config.mask:
-        channels = config.mask_head.channels
-        side = 14 if is_fpn else 7
-        for _ in range(4 if is_fpn else 0):
-            yield Layer(foreground * side * side, channels, channels, 9)
-        yield Layer(foreground * side * side, channels if is_fpn else stem * 32, 4 * channels)
-        yield Layer(foreground * 4 * side * side, channels, 1)
+def _layer(func: Any, inputs: Tensor, kernel: Tensor, output: Tensor) -> Layer:
+    """The work of one call; frozen layers, and those without a trained layer before them, have fewer passes."""
+    passes = 1 + inputs.requires_grad + kernel.requires_grad
+    if func is F.conv2d:
+        outputs, channels, height, width = kernel.shape
+        pixels, input_pixels = output.numel() // outputs, inputs.numel() // channels
+        taps = height * width
+        # A 1 x 1 convolution reads no more pixels than it writes, whatever its stride.
+        return Layer(pixels, channels, outputs, taps, pixels if taps == 1 else input_pixels, passes)
+    if func is F.conv_transpose2d:
+        channels = kernel.shape[0]
+        return Layer(inputs.numel() // channels, channels, kernel[0].numel(), passes=passes)
+    channels, outputs = inputs.shape[-1], output.shape[-1]
+    return Layer(inputs.numel() // channels, channels, outputs, passes=passes)

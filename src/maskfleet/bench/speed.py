@@ -1,4 +1,4 @@
-"""How fast this machine trains, detects and loads, so that its owner sees which of them is the limit."""
+"""How fast this machine trains, detects and loads data, to show which of them is the bottleneck."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from maskfleet.config.run import RunConfig
 from maskfleet.data.pipeline.build import build_train_loader
 from maskfleet.data.store.annotations import AnnotationStore
 from maskfleet.inference.recorded import RecordedDetector
-from maskfleet.model.mask_rcnn import build_mask_rcnn
+from maskfleet.model.build import build_mask_rcnn
 from maskfleet.training.optim import build_optimizer
 from maskfleet.training.step.compiled import CompiledStepRunner, make_step_runner
 from maskfleet.training.step.precision import precision_for
@@ -62,9 +62,9 @@ def train_speed(config: RunConfig, device: torch.device, *, batch: int, steps: i
         world_size=1,
     )
 
-    def step(given: Batch) -> None:
-        # Random weights move by nothing: a rate of 0 keeps them where they are and costs the same.
-        runner.step(given, lr=0.0, update=True, with_metrics=False)
+    def step(noise: Batch) -> None:
+        # A learning rate of 0 keeps the random weights unchanged and costs the same.
+        runner.step(noise, lr=0.0, update=True, with_metrics=False)
 
     batches = _batches(config, device, batch)
     first_s = _seconds(lambda: step(batches[0]), device)
@@ -84,7 +84,7 @@ def train_speed(config: RunConfig, device: torch.device, *, batch: int, steps: i
 
 
 def detect_speed(config: RunConfig, device: torch.device, *, batch: int, steps: int) -> Speed:
-    """Speed of detection with masks; random weights and no score threshold give as many detections as may be."""
+    """Speed of detection with masks; random weights and no score threshold give the most detections."""
     config = replaced(_with_categories(config), {"model.inference.score_threshold": 0.0})
     model = build_mask_rcnn(config.model).to(device).eval()
     dtype = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
@@ -110,7 +110,7 @@ def detect_speed(config: RunConfig, device: torch.device, *, batch: int, steps: 
 def loader_speed(
     config: RunConfig, stores: Sequence[AnnotationStore], device: torch.device, *, batch: int, steps: int
 ) -> float:
-    """Training images a second that the loader delivers to `device`, while nothing else is done with them."""
+    """Training images per second that the loader delivers to `device` when nothing else uses them."""
     config = replaced(config, {"train.images_per_gpu": batch})
     loader = build_train_loader(config, stores, device=device)
     try:

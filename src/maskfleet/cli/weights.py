@@ -134,27 +134,27 @@ def _facts(file: WeightsFile, config: ModelConfig | None, report: LoadReport | N
     return facts
 
 
-def _target(file: WeightsFile, told: ModelConfig | None, recipe: str | None, sets: list[str]) -> ModelConfig:
+def _target(file: WeightsFile, of_file: ModelConfig | None, recipe: str | None, sets: list[str]) -> ModelConfig:
     """The network to write: the recipe's, or else the file's, changed by `--set`; the classes are the file's."""
     from maskfleet.config.base import replaced
     from maskfleet.config.load import resolve
     from maskfleet.errors import WeightsError
 
     if recipe is None and not sets:
-        if told is None:
+        if of_file is None:
             raise WeightsError(
                 f"{file.path} does not tell by its names and shapes which network it is for",
                 remedy="name the network: --recipe, or --set model.…",
             )
-        return told
+        return of_file
     resolved = resolve(recipe_name=recipe, sets=sets)
-    if recipe is None and told is not None:
-        said = [path for path, origin in resolved.origins.items() if origin == "--set" and path.startswith("model.")]
+    if recipe is None and of_file is not None:
+        given = [path for path, origin in resolved.origins.items() if origin == "--set" and path.startswith("model.")]
         model = resolved.config.model_dump()
-        return replaced(told, {path.removeprefix("model."): _at(model, path) for path in said})
+        return replaced(of_file, {path.removeprefix("model."): _at(model, path) for path in given})
     config = resolved.config.model
-    if config.num_categories is None and told is not None:
-        return replaced(config, {"num_categories": told.num_categories})
+    if config.num_categories is None and of_file is not None:
+        return replaced(config, {"num_categories": of_file.num_categories})
     return config
 
 

@@ -18,7 +18,10 @@ R101_BLOCKS: Blocks = (3, 4, 23, 3)
 
 
 class BackboneConfig(Config):
-    """The ResNet that turns pixels into features."""
+    """The network that turns pixels into features."""
+
+    kind: Literal["resnet"] = "resnet"
+    """Architecture of the backbone."""
 
     blocks: Blocks = R50_BLOCKS
     """Bottleneck blocks in each of the four groups: 3,4,6,3 is ResNet-50 and 3,4,23,3 is ResNet-101."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskfleet.batch import Detections
-from maskfleet.ops.paste import paste_mask_window, paste_mask_window_fast, paste_masks, paste_masks_fast
+from maskfleet.ops.paste import Window, paste_mask_window, paste_mask_window_fast
 from maskfleet.rle import Rle, encode_window
 
 Categories = Sequence[tuple[int, str]]  # (id, name) by label, which counts from 1
@@ -74,17 +74,22 @@ class ImageDetections:
         """Pixels of each object -> [N, H, W]; None if the model has no mask head. Made at the first access."""
         if self.mask_probabilities is None:
             return None
-        paste = paste_masks if self.accurate_paste else paste_masks_fast
-        return paste(self.mask_probabilities, self.boxes, height=self.image_size[0], width=self.image_size[1])
+        masks = np.zeros((len(self), *self.image_size), dtype=bool)
+        for mask, (top, left, pixels) in zip(masks, self._windows(), strict=True):
+            mask[top : top + pixels.shape[0], left : left + pixels.shape[1]] = pixels
+        return masks
 
     @cached_property
     def rle(self) -> list[Rle] | None:
         """The masks as COCO's compressed run lengths, which JSON can hold; None if the model has no mask head."""
         if self.mask_probabilities is None:
             return None
+        return [encode_window(*window, *self.image_size) for window in self._windows()]
+
+    def _windows(self) -> Iterator[Window]:
+        assert self.mask_probabilities is not None
         paste = paste_mask_window if self.accurate_paste else paste_mask_window_fast
-        pairs = zip(self.mask_probabilities, self.boxes, strict=True)
-        return [encode_window(*paste(mask, box, *self.image_size), *self.image_size) for mask, box in pairs]
+        return (paste(*pair, *self.image_size) for pair in zip(self.mask_probabilities, self.boxes, strict=True))
 
     def to_coco(self, image_id: int) -> list[Result]:
         """COCO results, rounded as TensorPack rounds them: boxes to 4 decimals and, as xywh, to 3; scores to 4."""

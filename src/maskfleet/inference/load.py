@@ -14,7 +14,8 @@ from maskfleet.errors import WeightsError
 from maskfleet.inference.detections import Categories
 from maskfleet.inference.detector import Detector
 from maskfleet.inference.device import chosen_device
-from maskfleet.model.mask_rcnn import MaskRCNN, build_mask_rcnn
+from maskfleet.model.build import build_mask_rcnn
+from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.model.weights import file_config, load_weights, read_file
 from maskfleet.model.weights.checkpoint import CheckpointFolder, read_checkpoint, weights_of
 

@@ -1,7 +1,7 @@
-"""Where each image ends inside a padded feature map, so that padding changes nothing.
+"""Where each image ends inside a padded feature map, so that padding does not change any result.
 
 TensorPack runs one image at a time on a canvas of its own. A batch shares one larger canvas, so every layer that mixes
-neighbouring pixels must find zeros outside an image's own canvas, and every statistic must leave the outside out.
+neighbouring pixels must see zeros outside an image's own canvas, and every statistic must exclude the outside.
 
 Shapes: B images on one H x W canvas, h x w feature map, n maps of all images together (n = B, or B * K regions).
 """
@@ -18,12 +18,12 @@ COARSEST_STRIDE = 64
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """What counts in a set of feature maps."""
+    """The valid pixels of a set of feature maps."""
 
-    mask: Tensor | None  # [n, 1, h, w] float32, 0 outside the image's own canvas; None where all is inside
-    weight: Tensor | None  # [n, 1, h or 1, w or 1] float32, 0 where a statistic must not look; None looks everywhere
-    num_images: int  # B; the n maps are B equal runs
-    learning: bool  # whether statistics are taken from this batch (and remembered) or read from memory
+    mask: Tensor | None  # [n, 1, h, w] float32, 0 outside the image's own canvas; None if all pixels are inside
+    weight: Tensor | None  # [n, 1, h or 1, w or 1] float32, 0 for pixels that statistics exclude; None includes all
+    num_images: int  # B; the n maps are B runs of equal length
+    learning: bool  # whether statistics come from this batch (and update the moving average) or are the stored ones
 
     def cut(self, features: Tensor) -> Tensor:
         """`features` [n, C, h, w] with zeros outside."""
@@ -32,11 +32,11 @@ class Area:
 
 @dataclass(frozen=True, slots=True)
 class Canvas:
-    """The areas of a batch at every stride of the network."""
+    """The valid areas of a batch at every stride of the network."""
 
     sizes: Tensor  # [B, 2] int64, (height, width) of each image in pixels
     extents: dict[int, Tensor]  # stride -> [B, 2] int64, (height, width) of each image's own feature map
-    areas: dict[int, Area]  # stride -> what counts there
+    areas: dict[int, Area]  # stride -> the valid pixels of its map
 
 
 def canvas_of(sizes: Tensor, *, height: int, width: int, divisor: int, learning: bool) -> Canvas:
@@ -69,8 +69,8 @@ def inside(extent: Tensor, *, height: int, width: int) -> Tensor:
 def host_value(value: Tensor) -> int | None:
     """The number in `value` [] where reading it is free (eager mode on a CPU), else None.
 
-    The one way by which data may steer Python inside a step: it lets a CPU skip work on padding. Callers must give the
-    same numbers when it returns None, as it does on a GPU and under torch.compile, where a read would stall the device.
+    The only way in which data may control Python inside a step: it lets a CPU skip work on padding. Callers must give
+    the same numbers when it returns None, as on a GPU and under torch.compile, where a read would stall the device.
     """
     if torch.compiler.is_compiling() or value.device.type != "cpu":
         return None
@@ -78,7 +78,7 @@ def host_value(value: Tensor) -> int | None:
 
 
 def slots_in_use(valid: Tensor) -> int:
-    """How many leading slots of `valid` [B, K] hold all that is True: K unless `host_value` knows better; never 0."""
+    """How many leading slots of `valid` [B, K] contain all True entries: K unless `host_value` can tell; never 0."""
     num_slots = valid.shape[1]
     last = (valid * torch.arange(1, num_slots + 1, device=valid.device)).amax() if valid.numel() else valid.sum()
     known = host_value(last)

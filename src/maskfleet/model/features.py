@@ -1,6 +1,6 @@
 """Feature maps of a batch, and crops of them.
 
-Shapes: B images, K boxes an image (padded), C channels, h x w one map, r bins a side of a crop.
+Shapes: B images, K boxes per image (padded), C channels, h x w one map, r bins per side of a crop.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ MIN_LEVEL, MAX_LEVEL = 2, 5  # the pyramid levels that boxes are read from
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What the heads see: p2..p6 of a pyramid, or the one map of C4."""
+    """What the heads read: p2..p6 of a pyramid, or the one map of C4."""
 
     maps: tuple[Tensor, ...]  # [B, C, h, w] each, finest first, 0 outside each image's own canvas
     extents: tuple[Tensor, ...]  # [B, 2] int64 each, (height, width) of each image's own map
-    strides: tuple[int, ...]  # pixels of the image a cell of each map
+    strides: tuple[int, ...]  # pixels of the image per cell of each map
     sizes: Tensor  # [B, 2] int64, (height, width) of each image in pixels
     learning: bool  # whether batch statistics are taken from this batch
 
     def region_area(self, valid: Tensor) -> Area:
-        """What counts in crops of the regions that are `valid` [B, K]."""
+        """The valid area of crops of regions, `valid` [B, K]."""
         weight = valid.reshape(-1, 1, 1, 1).to(torch.float32)
         return Area(mask=None, weight=weight, num_images=valid.shape[0], learning=self.learning)
 
 
 def crop(features: Features, boxes: Tensor, *, resolution: int, aws: bool = False) -> Tensor:
-    """Features inside each of `boxes` [B, K, 4] -> [B * K, C, r, r]; `aws` takes one sample a bin, without the half."""
+    """Features inside each of `boxes` [B, K, 4] -> [B * K, C, r, r]; `aws`: one sample per bin, no half-pixel."""
     num_maps = min(len(features.maps), MAX_LEVEL - MIN_LEVEL + 1)
     levels = crop_levels(boxes, aws=aws) if num_maps > 1 else torch.zeros_like(boxes[..., 0], dtype=torch.int64)
     crops = multilevel_roi_align(

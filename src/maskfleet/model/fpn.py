@@ -20,7 +20,7 @@ LEVELS = (2, 3, 4, 5)  # level l has stride 2**l
 
 
 class Fpn(nn.Module):
-    """Backbone features of four strides -> five maps of equal depth, each of which has seen the coarser ones."""
+    """Backbone features of four strides -> five maps of equal depth, each merged with the coarser ones."""
 
     def __init__(self, config: FpnConfig, inputs: Sequence[int]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Random starting values of kernels, by the rules of TensorFlow's initialisers."""
+"""Random initial values of kernels, by the rules of TensorFlow's initialisers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CUT_NORMAL_STD = 0.87962566103423978
 @torch.no_grad()
 def scaled_cut_normal(kernel: Tensor, *, fan: int, scale: float) -> None:
     """Fill `kernel` from a normal of variance scale / fan, cut at two standard deviations."""
-    if kernel.is_meta:  # a model that is only looked at has shapes and no values
+    if kernel.is_meta:  # the meta device has shapes and no values
         return
     kernel.normal_()
-    # What falls outside is drawn again, as TensorFlow does; five times faster than nn.init.trunc_normal_.
+    # Values outside are drawn again, as in TensorFlow; five times faster than nn.init.trunc_normal_.
     while (outside := kernel.abs() > CUT).any():
         kernel[outside] = torch.randn(int(outside.sum()), dtype=kernel.dtype, device=kernel.device)
     kernel.mul_(math.sqrt(scale / fan) / CUT_NORMAL_STD)

@@ -1,4 +1,4 @@
-"""Normalisation of features: stored or shared batch statistics, and groups; and the convolution that feeds it.
+"""Normalisation layers (stored, synchronised or group statistics) and the convolution in front of them.
 
 Shapes: B images, n feature maps of all images together, C channels, h x w pixels, G groups.
 """
@@ -6,7 +6,8 @@ Shapes: B images, n feature maps of all images together, C channels, h x w pixel
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, TypeGuard
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -17,18 +18,18 @@ from maskfleet.model.canvas import Area
 from maskfleet.ops.conv import conv_relu, fuses
 
 EPSILON = 1e-5
-MEMORY = 0.9  # share of the old value in the moving average of statistics
+MOMENTUM = 0.9  # weight of the old value in the moving average of statistics
 MAX_GROUPS = 32
 
 NormKind = Literal["FreezeBN", "SyncBN", "GN", "None"]
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation by stored statistics, or by those of the batch on all GPUs.
+    """Batch normalisation with stored statistics, or with those of the batch on all GPUs.
 
     With `learns_statistics=False` it is TensorPack's FreezeBN: an affine map per channel whose scale and offset may
-    still be trained. Otherwise it is its SyncBN: the mean over images and ranks of each image's E[x] and E[x^2], with
-    the biased variance, which also feeds the moving average.
+    still be trained. Otherwise it is TensorPack's SyncBN: the mean over images and ranks of each image's E[x] and
+    E[x^2], with the biased variance, which also updates the moving average.
     """
 
     running_mean: Tensor
@@ -43,15 +44,15 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(channels))
 
     def stored_affine(self) -> tuple[Tensor, Tensor]:
-        """Scale and offset [C] that the stored statistics amount to."""
+        """Scale and offset [C] of the affine map that the stored statistics define."""
         return self._affine(self.running_mean, self.running_var)
 
     def forward(self, features: Tensor, area: Area) -> Tensor:
-        """Normalise `features` [n, C, h, w] by the statistics of this batch inside `area`, and remember them."""
+        """Normalise `features` [n, C, h, w] with the batch statistics inside `area`; update the moving average."""
         mean, variance = _batch_statistics(features.to(self.weight.dtype), area)
         with torch.no_grad():
-            self.running_mean.lerp_(mean, 1 - MEMORY)
-            self.running_var.lerp_(variance, 1 - MEMORY)
+            self.running_mean.lerp_(mean, 1 - MOMENTUM)
+            self.running_var.lerp_(variance, 1 - MOMENTUM)
         scale, offset = self._affine(mean, variance)
         return (features * scale[:, None, None] + offset[:, None, None]).to(features.dtype)
 
@@ -65,13 +66,13 @@ class GroupNorm(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        # Networks narrower than 32 channels (tests, demos) have as many groups as still divide them.
+        # Layers narrower than 32 channels (tests, demos) use the largest number of groups that divides them.
         self.num_groups = math.gcd(MAX_GROUPS, channels)
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, features: Tensor, area: Area | None = None) -> Tensor:
-        """Normalise `features` [n, C, h, w]; pixels outside `area` have no say and get no meaning."""
+        """Normalise `features` [n, C, h, w]; pixels outside `area` do not count, and their values are undefined."""
         if area is None or area.mask is None:
             normal = F.group_norm(features.to(self.weight.dtype), self.num_groups, self.weight, self.bias, EPSILON)
             return normal.to(features.dtype)
@@ -85,8 +86,11 @@ class GroupNorm(nn.Module):
         return (normal * self.weight[:, None, None] + self.bias[:, None, None]).to(features.dtype)
 
 
-def make_norm(kind: NormKind, channels: int, *, frozen: bool = False) -> BatchNorm | GroupNorm | None:
-    """The normalisation called `kind`; in a frozen stage SyncBN uses its stored statistics."""
+Norm = BatchNorm | GroupNorm | None
+
+
+def make_norm(kind: NormKind, channels: int, *, frozen: bool = False) -> Norm:
+    """The normalisation layer of this `kind`; in a frozen stage SyncBN uses its stored statistics."""
     match kind:
         case "FreezeBN":
             return BatchNorm(channels, learns_statistics=False)
@@ -99,90 +103,102 @@ def make_norm(kind: NormKind, channels: int, *, frozen: bool = False) -> BatchNo
 
 
 class Conv(nn.Conv2d):
-    """A k x k convolution without bias whose stride 2 halves a side downwards, as TensorPack's padding does.
+    """A k x k convolution without bias whose stride 2 rounds odd sides down, as TensorPack's padding does.
 
     Stride 2 pads k//2 pixels at the top left and one less at the bottom right; `tf_pad` swaps the two.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, tf_pad: bool = False) -> None:
         super().__init__(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
-        self.pads_late = tf_pad and stride == 2 and kernel > 1
+        self.tf_pad = tf_pad and stride == 2 and kernel > 1
 
     @property
     def reads_outside(self) -> bool:
-        """Whether a pixel of an image can depend on what lies right of or below the image."""
-        return self.kernel_size[0] > 1 and (self.stride[0] == 1 or self.pads_late or self.kernel_size[0] > 3)
+        """Whether a pixel of an image can depend on what lies to the right of or below the image."""
+        return self.kernel_size[0] > 1 and (self.stride[0] == 1 or self.tf_pad or self.kernel_size[0] > 3)
 
-    def with_kernel_relu(
-        self,
-        features: Tensor,
-        kernel: Tensor,
-        bias: Tensor,
-        *,
-        residual: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> Tensor:
-        """relu of `with_kernel`, plus `residual`, zero where `mask` [n, 1, h', w'] is; not where padding comes late."""
-        stride, padding = self.stride[0], self.kernel_size[0] // 2
-        is_odd = stride == 2 and (features.shape[2] % 2 == 1 or features.shape[3] % 2 == 1)
-        if not is_odd:
-            return conv_relu(features, kernel, bias, stride=stride, padding=padding, residual=residual, mask=mask)
-        outputs = F.relu_(self.with_kernel(features, kernel.to(features.dtype), bias.to(features.dtype)))
-        assert residual is None
-        return outputs if mask is None else outputs * mask.to(outputs.dtype)
+    def pads_evenly(self, features: Tensor) -> bool:
+        """Whether this is a convolution with equal padding on all sides for `features` [n, C, h, w]."""
+        return self.stride[0] == 1 or not (self.tf_pad or features.shape[2] % 2 or features.shape[3] % 2)
 
     def with_kernel(self, features: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
         """This convolution of `features` [n, C, h, w] with another `kernel` and `bias`."""
         if self.stride[0] == 1:
             return F.conv2d(features, kernel, bias, padding=self.padding)
-        if self.pads_late:
-            late = self.kernel_size[0] // 2
-            return F.conv2d(F.pad(features, (late - 1, late, late - 1, late)), kernel, bias, stride=2)
+        if self.tf_pad:
+            last = self.kernel_size[0] // 2
+            return F.conv2d(F.pad(features, (last - 1, last, last - 1, last)), kernel, bias, stride=2)
         height, width = features.shape[2] // 2, features.shape[3] // 2
         # Symmetric padding gives one row too many for odd sides, and the same rows otherwise.
         return F.conv2d(features, kernel, bias, stride=2, padding=self.padding)[:, :, :height, :width]
 
 
-def conv_norm_add_relu(
-    features: Tensor, conv: Conv, norm: BatchNorm, residual: Tensor, residual_offset: Tensor | None
-) -> Tensor:
-    """relu of a folded normal convolution of `features` plus `residual`, which still lacks its own offset [C]."""
-    scale, offset = norm.stored_affine()
-    kernel = conv.weight * scale[:, None, None, None]
-    bias = offset if residual_offset is None else offset + residual_offset
-    return conv.with_kernel_relu(features, kernel, bias, residual=residual)
+@dataclass(frozen=True, slots=True)
+class ConvNorm:
+    """A convolution and the normalisation after it, computed as one convolution where possible.
 
+    Not a module: blocks register both layers themselves, under the names that checkpoints have.
+    """
 
-def folds(norm: BatchNorm | GroupNorm | None, area: Area) -> TypeGuard[BatchNorm]:
-    """Whether `norm` is an affine map per channel, which a convolution's kernel and bias can take over."""
-    return isinstance(norm, BatchNorm) and not (norm.learns_statistics and area.learning)
+    conv: Conv
+    norm: Norm
 
+    def __call__(
+        self,
+        features: Tensor,
+        area: Area,
+        *,
+        residual: Tensor | None = None,
+        extra_bias: Tensor | None = None,
+        relu: bool = False,
+        mask: bool = False,
+    ) -> Tensor:
+        """Normalised convolution of `features` [n, C, h, w], whose result has its valid pixels in `area`.
 
-def conv_norm(features: Tensor, conv: Conv, norm: BatchNorm | GroupNorm | None, area: Area) -> Tensor:
-    """Convolve `features` [n, C, h, w] and normalise the result, whose own pixels are in `area`."""
-    if folds(norm, area):
-        # An affine map per channel is a convolution with another kernel: no pass over the features is needed.
-        scale, offset = norm.stored_affine()
-        return conv.with_kernel(features, conv.weight * scale[:, None, None, None], offset)
-    convolved = conv.with_kernel(features, conv.weight, None)
-    return convolved if norm is None else norm(convolved, area)
+        Then, in this order: plus `residual` [n, O, h', w'], ReLU, and zeros outside `area` (`mask`). `extra_bias` [O]
+        is what `without_bias` left out of the residual.
+        """
+        if self.folds(area):
+            kernel, bias = self.folded()
+            bias = bias if extra_bias is None else bias + extra_bias
+            if relu and fuses(features) and self.conv.pads_evenly(features):
+                stride, padding = self.conv.stride[0], self.conv.kernel_size[0] // 2
+                cut = area.mask if mask else None
+                return conv_relu(features, kernel, bias, stride=stride, padding=padding, residual=residual, mask=cut)
+            outputs = self.conv.with_kernel(features, kernel, bias)
+        else:
+            assert extra_bias is None
+            outputs = self.conv.with_kernel(features, self.conv.weight, None)
+            outputs = outputs if self.norm is None else self.norm(outputs, area)
+        if residual is not None:
+            outputs = outputs + residual
+        if relu:
+            outputs = F.relu_(outputs)
+        return area.cut(outputs) if mask else outputs
 
+    def without_bias(self, features: Tensor, area: Area) -> tuple[Tensor, Tensor | None]:
+        """The result without the bias [O] of the folded normalisation, and that bias; None if it has none.
 
-def conv_norm_relu(
-    features: Tensor, conv: Conv, norm: BatchNorm | GroupNorm | None, area: Area, *, is_cut: bool = False
-) -> Tensor:
-    """relu(conv_norm(...)); with `is_cut`, zero outside `area`."""
-    if folds(norm, area) and fuses(features) and not conv.pads_late:
-        scale, offset = norm.stored_affine()
-        return conv.with_kernel_relu(
-            features, conv.weight * scale[:, None, None, None], offset, mask=area.mask if is_cut else None
-        )
-    outputs = F.relu_(conv_norm(features, conv, norm, area))
-    return area.cut(outputs) if is_cut else outputs
+        As a residual it costs no pass of its own over the features: the next convolution adds both biases at once.
+        """
+        if not self.folds(area):
+            return self(features, area), None
+        kernel, bias = self.folded()
+        return self.conv.with_kernel(features, kernel, None), bias
+
+    def folds(self, area: Area) -> bool:
+        """Whether the normalisation is an affine map per channel, which the convolution's kernel and bias absorb."""
+        return isinstance(self.norm, BatchNorm) and not (self.norm.learns_statistics and area.learning)
+
+    def folded(self) -> tuple[Tensor, Tensor]:
+        """Kernel and bias of the convolution that has absorbed its normalisation; only where it `folds`."""
+        assert isinstance(self.norm, BatchNorm)
+        scale, offset = self.norm.stored_affine()
+        return self.conv.weight * scale[:, None, None, None], offset
 
 
 def _batch_statistics(values: Tensor, area: Area) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance [C] of `values` [n, C, h, w] inside `area`, each image of each rank counted alike."""
+    """Mean and biased variance [C] of `values` [n, C, h, w] inside `area`; all images of all ranks weigh the same."""
     maps, channels, height, width = values.shape
     runs = (area.num_images, maps // area.num_images, channels)
     if area.weight is None:
@@ -200,7 +216,7 @@ def _batch_statistics(values: Tensor, area: Area) -> tuple[Tensor, Tensor]:
 
 
 class _MeanOverRanks(torch.autograd.Function):
-    """Mean of a tensor over all ranks; so is its gradient, since every rank's loss depends on every rank's tensor."""
+    """Mean of a tensor over all ranks, and of its gradient: every rank's loss depends on every rank's tensor."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:

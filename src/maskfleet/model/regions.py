@@ -1,4 +1,4 @@
-"""Regions that train the heads: sampled proposals and what they should say.
+"""Regions that train the heads: sampled proposals and their ground truth.
 
 Shapes: B images, P proposals, G ground truths, K regions (all padded).
 """
@@ -19,8 +19,8 @@ from maskfleet.ops.boxes import area
 from maskfleet.ops.matching import match_rois
 from maskfleet.ops.sampling import hash_uniform, sample_rois
 
-REGION_STREAM = 1  # of the random numbers
-FIRST_TRUTH_KEY = 1 << 20  # proposals are named by their rank, which stays below
+REGION_STREAM = 1  # stream of random numbers
+FIRST_TRUTH_KEY = 1 << 20  # proposals have their rank as key, which stays below
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def sample_regions(proposals: Proposals, targets: Targets, seeds: Tensor, config
 
 @torch.no_grad()
 def relabelled(boxes: Tensor, valid: Tensor, targets: Targets, *, foreground_iou: float) -> Regions:
-    """`boxes` [B, K, 4], valid [B, K], labelled by another overlap; those without area drop out."""
+    """`boxes` [B, K, 4], valid [B, K], labelled with another IoU threshold; those without area become padding."""
     valid = valid & (area(boxes) > 0)
     best_iou, matched = match_rois(boxes, valid, targets.boxes, targets.valid)
     foreground = valid & (best_iou >= foreground_iou)
@@ -86,7 +86,7 @@ def matched_boxes(regions: Regions, targets: Targets) -> Tensor:
 
 
 def at_least_one(targets: Targets) -> Targets:
-    """`targets`, given a padding instance if there is no room for any: nothing can be gathered from nothing."""
+    """`targets`, with one padding instance if it has none: `gather` needs at least one element."""
     if targets.boxes.shape[1] > 0:
         return targets
     outlines = targets.outlines

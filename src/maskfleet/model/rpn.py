@@ -1,6 +1,6 @@
 """The region proposal network (Ren et al. 2015, Faster R-CNN, section 3.1).
 
-Shapes: B images, A anchors a cell, N anchors of all maps in (map, row, column, a) order, P proposals (padded),
+Shapes: B images, A anchors per cell, N anchors of all maps in (map, row, column, a) order, P proposals (padded),
 G ground truths (padded), k candidates of one map.
 """
 
@@ -25,7 +25,7 @@ from maskfleet.ops.matching import rpn_labels
 from maskfleet.ops.nms import first_kept, nms_keep, topk_sorted
 from maskfleet.ops.sampling import hash_uniform, subsample_labels
 
-ANCHOR_STREAM = 0  # of the random numbers
+ANCHOR_STREAM = 0  # stream of random numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class RpnOutputs:
     """Scores and boxes of every anchor."""
 
     logits: Tensor  # [B, N] float32
-    deltas: Tensor  # [B, N, 4] float32, box code relative to the anchor
+    deltas: Tensor  # [B, N, 4] float32, deltas relative to the anchor
     anchors: Tensor  # [N, 4] float32
-    keys: Tensor  # [N] int64, a name of each anchor that the size of the canvas does not change
+    keys: Tensor  # [N] int64, a key of each anchor, independent of the size of the canvas
     inside: Tensor  # [B, N] bool, whether the anchor's cell is in the image's own canvas
     counts: tuple[int, ...]  # anchors of each map; their sum is N
 
@@ -51,17 +51,17 @@ class Proposals:
 
 @dataclass(frozen=True, slots=True)
 class RpnTargets:
-    """What each anchor should say."""
+    """Ground truth of each anchor."""
 
-    labels: Tensor  # [B, N] int8: 1 object, 0 background, -1 not asked
+    labels: Tensor  # [B, N] int8: 1 object, 0 background, -1 ignored
     deltas: Tensor  # [B, N, 4]
 
 
 @dataclass(frozen=True, slots=True)
 class ProposalLimits:
-    """How many boxes go through each step of `propose`."""
+    """How many boxes each step of `propose` keeps."""
 
-    before_nms: int  # a row: a map, or all maps if `joint`
+    before_nms: int  # per map, or of all maps if `joint`
     after_nms: int
     per_image: int
     joint: bool
@@ -99,13 +99,13 @@ class Rpn(nn.Module):
         )
 
     def raw_outputs(self, feature: Tensor) -> tuple[Tensor, Tensor]:
-        """Objectness [B, A, h, w] and box code [B, 4 A, h, w] of one map [B, C, h, w]."""
+        """Objectness [B, A, h, w] and box deltas [B, 4 A, h, w] of one map [B, C, h, w]."""
         assert self.conv.bias is not None
         if not fuses(feature):
             hidden = F.relu_(self.conv(feature))
             return self.objectness(hidden), self.box(hidden)
         hidden = conv_relu(feature, self.conv.weight, self.conv.bias, padding=1)
-        # One convolution instead of two, of a width that tensor cores take.
+        # One convolution instead of two, of a width that fits tensor cores.
         kernel, bias = aligned_outputs((self.objectness.weight, self.box.weight), (self.objectness.bias, self.box.bias))
         both = F.conv2d(hidden, kernel, bias)
         num_scores, num_shifts = self.objectness.out_channels, self.box.out_channels
@@ -138,7 +138,7 @@ def propose(
     min_size: float,
     max_log_scale: float,
 ) -> Proposals:
-    """The best boxes of each image of `sizes` [B, 2] that do not overlap much, map by map or jointly."""
+    """The best boxes of each image of `sizes` [B, 2] after NMS, map by map or jointly."""
     counts = (sum(outputs.counts),) if limits.joint else outputs.counts
     candidates = min(limits.before_nms, max(counts))
     scores, boxes, valid = [], [], []
@@ -146,30 +146,30 @@ def propose(
     for count in counts:
         part = slice(start, start + count)
         start += count
-        top, index, found = topk_sorted(outputs.logits[:, part], outputs.inside[:, part], candidates)  # [B, k]
+        top, index, is_valid = topk_sorted(outputs.logits[:, part], outputs.inside[:, part], candidates)  # [B, k]
         deltas = outputs.deltas[:, part].gather(1, index[..., None].expand(-1, -1, 4))
         decoded = decode_boxes(deltas, outputs.anchors[part][index], max_log_scale=max_log_scale)
         decoded = clip_boxes(decoded, sizes)
         if min_size > 0:
-            found = found & ((decoded[..., 2:] - decoded[..., :2]) > min_size).all(dim=-1)
+            is_valid = is_valid & ((decoded[..., 2:] - decoded[..., :2]) > min_size).all(dim=-1)
         missing = candidates - top.shape[1]
         scores.append(F.pad(top, (0, missing)))
         boxes.append(F.pad(decoded, (0, 0, 0, missing)))
-        valid.append(F.pad(found, (0, missing)))
+        valid.append(F.pad(is_valid, (0, missing)))
     keep = nms_keep(torch.cat(boxes), torch.cat(valid), threshold=nms_iou)  # [maps * B, k]
     keep = first_kept(keep, limits.after_nms)
     kept = torch.cat(keep.chunk(len(counts)), dim=1)  # [B, maps * k]
     all_boxes = torch.cat(boxes, dim=1)
-    best, index, found = topk_sorted(torch.cat(scores, dim=1), kept, limits.per_image)
+    best, index, is_valid = topk_sorted(torch.cat(scores, dim=1), kept, limits.per_image)
     picked = all_boxes.gather(1, index[..., None].expand(-1, -1, 4))
-    return Proposals(boxes=torch.where(found[..., None], picked, 0.0), scores=best, valid=found)
+    return Proposals(boxes=torch.where(is_valid[..., None], picked, 0.0), scores=best, valid=is_valid)
 
 
 @torch.no_grad()
 def rpn_targets(
     outputs: RpnOutputs, targets: Targets, sizes: Tensor, *, seeds: Tensor | None, config: RpnConfig
 ) -> RpnTargets:
-    """What the anchors should say about `targets`; `seeds` [B] pick the ones that are asked, None asks all."""
+    """Labels and box deltas of the anchors for `targets`; `seeds` [B] choose the sampled anchors, None takes all."""
     labels, matched = rpn_labels(
         outputs.anchors,
         targets.boxes,

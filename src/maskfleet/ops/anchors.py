@@ -1,7 +1,7 @@
-"""The field of anchor boxes laid over a feature map, and a name for each of its anchors.
+"""The grid of anchor boxes over a feature map, and a key for each anchor.
 
 Shapes: A anchors in a cell, N = height * width * A anchors of one feature map, in (row, column, a) order.
-A cell's anchors are float64: they are rounded to float32 once, after they have been shifted to their place.
+A cell's anchors are float64: they are rounded to float32 once, after they have been shifted to their cell.
 """
 
 from __future__ import annotations

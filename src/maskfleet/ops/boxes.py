@@ -1,6 +1,6 @@
 """Box geometry: area, clipping, overlap, and the (tx, ty, tw, th) code between a box and its anchor.
 
-Shapes: B images, N boxes (padded), G ground truths (padded), C crowd boxes (padded); `...` is any batch.
+Shapes: B images, N boxes (padded), G ground truths (padded); `...` is any batch.
 Boxes are xyxy float32 pixels; padding boxes are all zeros or anything else without area.
 """
 
@@ -54,11 +54,6 @@ def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
     overlap = _pairwise_overlap(a, b)
     union = area(a)[..., :, None] + area(b)[..., None, :] - overlap
     return overlap / union.clamp(min=1e-9)
-
-
-def pairwise_ioa(crowds: Tensor, boxes: Tensor) -> Tensor:
-    """Share of each box in `boxes` [..., N, 4] that lies in each of `crowds` [..., C, 4] -> [..., N, C]."""
-    return _pairwise_overlap(boxes, crowds) / area(boxes).clamp(min=1e-9)[..., :, None]
 
 
 def _center_and_coded_size(boxes: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Convolution, bias, sum and ReLU in one pass over memory where cuDNN can, and how a GPU likes to be asked.
+"""Convolution, bias, sum and ReLU in one pass over memory where cuDNN can, and other layouts that suit a GPU.
 
 Shapes: n maps, C input and O output channels, h x w pixels, k x k kernel.
 """
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from maskfleet.ops.triton import kernels_for
 
-ALIGNED_CHANNELS = 8  # tensor cores read half precision in vectors of so many
+ALIGNED_CHANNELS = 8  # tensor cores read half precision in vectors of this many
 
 
 def fuses(features: Tensor) -> bool:
-    """Whether `conv_relu` makes one pass of it: half precision on a GPU."""
+    """Whether `conv_relu` runs in one pass: half precision on a GPU."""
     return kernels_for(features) and features.dtype in (torch.bfloat16, torch.float16)
 
 
@@ -46,7 +46,7 @@ def conv_relu(
 
 
 def aligned_outputs(kernels: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
-    """Kernels [O, C, ...] and biases [O] of layers that read the same, joined and padded to whole vectors."""
+    """Kernels [O, C, ...] and biases [O] of layers that read the same input, joined and padded to whole vectors."""
     together, bias = torch.cat(list(kernels)), torch.cat([bias for bias in biases if bias is not None])
     assert len(together) == len(bias)
     missing = -len(bias) % ALIGNED_CHANNELS
@@ -124,7 +124,7 @@ def _(
     return torch.empty(shape, dtype=features.dtype, device=features.device, memory_format=torch.channels_last)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     features, kernel, _, _, _, ctx.stride, ctx.padding = inputs
     ctx.save_for_backward(features, kernel, output)
 
@@ -151,4 +151,4 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return features_gradient, kernel_gradient, bias_gradient, residual_gradient, None, None, None
 
 
-_conv_relu.register_autograd(_backward, setup_context=_remember)
+_conv_relu.register_autograd(_backward, setup_context=_save_for_backward)

@@ -1,4 +1,4 @@
-"""The losses of the RPN, the box head and the mask head, one number an image, and the figures logged beside them.
+"""The losses of the RPN, the box head and the mask head, one number per image, and the metrics logged beside them.
 
 Shapes: B images, N anchors, P proposals, G ground truths, K sampled regions, F foreground regions (all padded),
 M x M mask pixels. A batch's loss is the mean over its images. What is masked out adds 0 and gets a gradient of 0.
@@ -42,13 +42,12 @@ def box_head_losses(
     target_deltas: Tensor,
     *,
     huber: bool,
-    counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Category loss [B] and box loss [B] of logits [B, K, num_class], labels [B, K] (0 background), valid [B, K].
 
     `deltas` are [B, K, num_class, 4], or [B, K, 1, 4] if all categories share them; `target_deltas` [B, K, 4] carry
     the regression weights. The box loss is L1, or Huber with delta 1, of the foreground. Both are divided by the
-    number of valid regions of the image, background included, or by `counts` [B].
+    number of valid regions of the image, background included.
     """
     labels = torch.where(valid, labels, 0)
     label_loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
@@ -56,7 +55,7 @@ def box_head_losses(
     difference = torch.where((labels > 0)[..., None], _of_label(deltas, labels).float() - target_deltas, 0.0)
     zero = torch.zeros_like(difference)
     box_loss = F.huber_loss(difference, zero, reduction="none") if huber else difference.abs()
-    denominator = (valid.sum(dim=-1) if counts is None else counts).clamp(min=1)
+    denominator = valid.sum(dim=-1).clamp(min=1)
     return label_loss.sum(dim=-1) / denominator, box_loss.sum(dim=(-2, -1)) / denominator
 
 

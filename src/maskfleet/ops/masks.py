@@ -6,8 +6,8 @@ rounded to fifths of a pixel; a side is walked one fifth at a time along its lon
 between fifths 5 x + 2 and 5 x + 3 it toggles column x from row ceil((v - 2) / 5) down, v being the upper of the two
 steps' fifths. A pixel is inside a part if an odd number of toggles lie at or above it.
 
-Shapes: B images, F boxes an image (padded), N = B F or a chunk of them, E edges, M edges of one instance (padded),
-P parts, r target cells a side, J = 2 r pixel rows, or columns, that a box samples.
+Shapes: B images, F boxes per image (padded), N = B F or a chunk of them, E edges, M edges of one instance (padded),
+P parts, r target cells per side, J = 2 r pixel rows, or columns, that a box samples.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from maskfleet.batch import Outlines
 from maskfleet.ops.triton import kernels_for
 
-FIFTHS = 5  # pycocotools' sub-pixels a pixel
+FIFTHS = 5  # pycocotools' sub-pixels per pixel
 CANVAS_MULTIPLE = 8  # TensorPack packs mask bits in bytes
 PAIRS_PER_CHUNK_CPU = 1 << 18  # (edge, column) pairs at once: keeps float64 temporaries in cache
 PAIRS_PER_CHUNK_GPU = 1 << 23  # keeps them under about a gigabyte
@@ -140,7 +140,7 @@ def _axis_samples(start: Tensor, end: Tensor, extent: Tensor, resolution: int) -
     """Samples at start + (i + 0.5) / resolution * (end - start) - 0.5, i = 0..r-1, in pixels of `extent` [N]."""
     last = (extent - 1).to(start.dtype)
     # Grouped as TensorFlow's optimised training graph does, to fractions of the canvas and back, as its
-    # crop_and_resize wants them: the same roundings give the same bits.
+    # crop_and_resize takes them: the same roundings give the same bits.
     spacing = (end - start) * (1.0 / resolution)
     near = (start + (spacing / 2 - 0.5)) / last
     far = near + spacing * (resolution - 1) / last
@@ -179,13 +179,13 @@ def _toggle_counts(walk: _Walk, live: Tensor, part: Tensor, columns: Tensor, row
     """
     num, taps = columns.shape
     toggle, crossed = _toggle_rows(walk, live, columns)  # [N, M, J]
-    place = torch.searchsorted(rows.sort(dim=1).values, toggle.reshape(num, -1)).view(toggle.shape)
+    position = torch.searchsorted(rows.sort(dim=1).values, toggle.reshape(num, -1)).view(toggle.shape)
     box = torch.arange(num, device=columns.device)[:, None]
     column = torch.arange(taps, device=columns.device)
     line = ((box * num_parts + part) * taps)[..., None] + column  # [N, M, J]
     bins = torch.zeros(num * num_parts * taps * (taps + 1), device=columns.device, dtype=torch.uint8)
     # Only the parity counts, and it survives the wrap-around of a byte.
-    bins = bins.scatter_add(0, (line * (taps + 1) + place).reshape(-1), crossed.to(torch.uint8).reshape(-1))
+    bins = bins.scatter_add(0, (line * (taps + 1) + position).reshape(-1), crossed.to(torch.uint8).reshape(-1))
     return bins.view(num, num_parts, taps, taps + 1)
 
 

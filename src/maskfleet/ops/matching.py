@@ -29,9 +29,9 @@ def rpn_labels(
     """Labels [B, N] int8 of `anchors` [N, 4] (1 object, 0 background, -1 neither) and the gt [B, N] int64 of each.
 
     `boxes` [B, G, 4], `valid` [B, G], `crowd_boxes` [B, C, 4], `crowd_valid` [B, C]; `sizes` [B, 2] is (height, width)
-    without padding. Anchors that leave the image are -1. Of the others, those that no gt finds a better one than (all,
-    if several tie) and those with an IoU of `positive_iou` are 1; then those that reach `negative_iou` with no gt are
-    0, best of a gt or not; last, those of which more than `crowd_overlap` lies in a crowd are -1.
+    without padding. Anchors that leave the image are -1. Of the others, those with the highest IoU of some gt (all, if
+    several tie) and those with an IoU of at least `positive_iou` are 1; then those below `negative_iou` with every gt
+    are 0, even the best of a gt; last, those of which more than `crowd_overlap` lies in a crowd are -1.
     """
     if kernels_for(anchors):
         labels, matched = _labels_by_kernel(anchors, boxes, valid, sizes, positive_iou, negative_iou)
@@ -124,7 +124,7 @@ def _in_crowd(anchors: Tensor, crowd_boxes: Tensor, crowd_valid: Tensor, crowd_o
     return ((share > crowd_overlap) & crowd_valid[:, :, None]).any(dim=1)
 
 
-# "Anchors that attain a gt's maximum" asks for equality, and a compiler may compute an IoU twice, with and without
+# "The highest IoU of some gt" is tested by equality, and a compiler may compute an IoU twice, with and without
 # fused multiply-add. The product of two float32 is exact in float64, so fusing changes nothing here: equal stays equal.
 
 

@@ -1,4 +1,4 @@
-"""Picking by score: stable top-k, greedy non-maximum suppression, and the final choice of detections.
+"""Selection by score: stable top-k, greedy non-maximum suppression (NMS), and the final detections.
 
 Shapes: M independent rows of N boxes (padded), B images, R regions, C categories, D detections, k picked entries.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from maskfleet.ops.boxes import pairwise_iou
 from maskfleet.ops.triton import kernels_for
 
-_BLOCK = 64  # boxes settled together; the width of a machine word
+_BLOCK = 64  # boxes processed together; the width of a machine word
 _FIRST = torch.iinfo(torch.int64).min
 MAX_SCAN, SCAN_BLOCK = 4096, 256  # longer rows are summed up block by block
 
@@ -26,7 +26,7 @@ Columns = Sequence[NDArray[np.float32]]  # x1, y1, x2, y2, area of the boxes of 
 def topk_sorted(scores: Tensor, valid: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """The `k` (at most N) best valid of `scores` [M, N], descending -> scores, index and valid, each [M, k].
 
-    Of equal scores the lower index comes first. Slots that find no valid score have score 0 and index 0.
+    Of equal scores the lower index comes first. Slots without a valid score have score 0 and index 0.
     """
     num_scores = scores.shape[-1]
     scores = scores.to(torch.float32)
@@ -36,13 +36,13 @@ def topk_sorted(scores: Tensor, valid: Tensor, k: int) -> tuple[Tensor, Tensor, 
     backward = torch.arange(num_scores - 1, -1, -1, device=scores.device)
     order = torch.where(valid, (ascending << 32) + backward, _FIRST)
     top, index = order.topk(min(k, num_scores), dim=-1)
-    found = top != _FIRST
-    index = torch.where(found, index, 0)
-    return torch.where(found, scores.gather(-1, index), 0.0), index, found
+    is_valid = top != _FIRST
+    index = torch.where(is_valid, index, 0)
+    return torch.where(is_valid, scores.gather(-1, index), 0.0), index, is_valid
 
 
 def nms_keep(boxes: Tensor, valid: Tensor, *, threshold: float) -> Tensor:
-    """Which boxes [M, N, 4], each row by descending score, greedy suppression keeps -> [M, N] bool.
+    """Which boxes [M, N, 4], each row by descending score, greedy NMS keeps -> [M, N] bool.
 
     A kept box removes the later ones that overlap it by an IoU above `threshold`. A box without area removes nothing
     and is not removed. What is not `valid` [M, N] is not kept.
@@ -78,7 +78,7 @@ def detections_nms(
 
     `boxes` [B, R, C, 4], `scores` [B, R, C], `valid` [B, R]; D = min(max_detections, candidates); padding is 0.
     Candidates score above `score_threshold`; each category is suppressed by itself. Only the `max_candidates` best of
-    an image are looked at. A box is never removed by one that scores less, so the cap changes the result only if more
+    an image are considered. A box is never removed by one that scores less, so the cap changes the result only if more
     than that many pass the threshold and fewer than `max_detections` of the best survive.
     """
     num_images, num_regions, num_categories = scores.shape
@@ -87,12 +87,12 @@ def detections_nms(
     by_category = torch.where(valid[:, :, None], scores, 0.0).transpose(1, 2).reshape(num_images, -1)  # [B, C * R]
     eligible = (scores > score_threshold) & valid[:, :, None]
     eligible = eligible.transpose(1, 2).reshape(num_images, -1)
-    top_scores, position, found = topk_sorted(by_category, eligible, max_candidates)  # [B, k]
+    top_scores, position, is_candidate = topk_sorted(by_category, eligible, max_candidates)  # [B, k]
     category, region = position // num_regions, position % num_regions
     index = region * num_categories + category
     picked = _rows(boxes.reshape(num_images, -1, 4), index)  # [B, k, 4]
 
-    keep = nms_keep(_apart_by_category(picked, category, boxes, valid), found, threshold=iou_threshold)
+    keep = nms_keep(_apart_by_category(picked, category, boxes, valid), is_candidate, threshold=iou_threshold)
     final_scores, slot, final_valid = topk_sorted(top_scores, keep, num_slots)
     final_boxes = torch.where(final_valid[:, :, None], _rows(picked, slot), 0.0)
     labels = torch.where(final_valid, category.gather(1, slot) + 1, 0)
@@ -136,7 +136,9 @@ def _(boxes: Tensor, valid: Tensor, threshold: float) -> Tensor:
 
 @_nms_keep.register_kernel("cuda")
 def _nms_keep_on_device(boxes: Tensor, valid: Tensor, threshold: float) -> Tensor:
-    """Greedy suppression without asking the device anything: a block settles in order, then strikes the later boxes."""
+    """Greedy NMS without host synchronisation: block by block, each box suppresses the later ones of its block, then
+    the block those after it.
+    """
     if kernels_for(boxes):
         from maskfleet.ops.triton import nms as kernels
 
@@ -146,33 +148,33 @@ def _nms_keep_on_device(boxes: Tensor, valid: Tensor, threshold: float) -> Tenso
     num_boxes = valid.shape[1]
     for start in range(0, num_boxes, _BLOCK):
         stop = min(start + _BLOCK, num_boxes)
-        strikes = pairwise_iou(boxes[:, start:stop], boxes[:, start:]) > threshold  # [M, block, rest]
-        inner = strikes[:, :, : stop - start].triu(diagonal=1)
+        suppresses = pairwise_iou(boxes[:, start:stop], boxes[:, start:]) > threshold  # [M, block, rest]
+        inner = suppresses[:, :, : stop - start].triu(diagonal=1)
         block = alive[:, start:stop]
         for box in range(stop - start):
             block = block & ~(inner[:, box] & block[:, box : box + 1])
         alive[:, start:stop] = block
-        alive[:, stop:] &= ~(strikes[:, :, stop - start :] & block[:, :, None]).any(dim=1)
+        alive[:, stop:] &= ~(suppresses[:, :, stop - start :] & block[:, :, None]).any(dim=1)
     return alive
 
 
 def _keep_in_row(boxes: NDArray[np.float32], threshold: float) -> NDArray[np.bool_]:
-    """Which of boxes [N, 4], by descending score, greedy suppression keeps -> [N]."""
+    """Which of boxes [N, 4], by descending score, greedy NMS keeps -> [N]."""
     size = np.maximum(boxes[:, 2:] - boxes[:, :2], 0)
     columns = (*np.ascontiguousarray(boxes.T), size[:, 0] * size[:, 1])
     remaining = np.arange(len(boxes))
     keep = np.zeros(len(boxes), dtype=np.bool_)
     while len(remaining):
         block, rest = [c[:_BLOCK] for c in columns], [c[_BLOCK:] for c in columns]
-        settled = _settled_in_order(_strikes(block, block, threshold))
-        keep[remaining[:_BLOCK][settled]] = True
-        struck = _strikes([c[settled] for c in block], rest, threshold).any(axis=0)
-        columns = tuple(c[~struck] for c in rest)
-        remaining = remaining[_BLOCK:][~struck]
+        kept = _kept_in_order(_suppresses(block, block, threshold))
+        keep[remaining[:_BLOCK][kept]] = True
+        suppressed = _suppresses([c[kept] for c in block], rest, threshold).any(axis=0)
+        columns = tuple(c[~suppressed] for c in rest)
+        remaining = remaining[_BLOCK:][~suppressed]
     return keep
 
 
-def _strikes(a: Columns, b: Columns, threshold: float) -> NDArray[np.bool_]:
+def _suppresses(a: Columns, b: Columns, threshold: float) -> NDArray[np.bool_]:
     """Whether the IoU of each box in `a` [n] with each in `b` [m] is above `threshold` -> [n, m]."""
     x1, y1, x2, y2, area_a = (column[:, None] for column in a)
     overlap = np.minimum(x2, b[2]) - np.maximum(x1, b[0])
@@ -187,10 +189,10 @@ def _strikes(a: Columns, b: Columns, threshold: float) -> NDArray[np.bool_]:
     return overlap > np.float32(threshold)
 
 
-def _settled_in_order(strikes: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Boxes of one block that survive each other, given who strikes whom [n, n] -> [n]."""
-    size = len(strikes)
-    words = [int.from_bytes(row.tobytes(), "little") for row in np.packbits(strikes, axis=1, bitorder="little")]
+def _kept_in_order(suppresses: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Boxes of one block that NMS keeps, given which box would suppress which [n, n] -> [n]."""
+    size = len(suppresses)
+    words = [int.from_bytes(row.tobytes(), "little") for row in np.packbits(suppresses, axis=1, bitorder="little")]
     alive = (1 << size) - 1
     for box in range(size):
         if alive >> box & 1:

@@ -1,6 +1,6 @@
 """Instance masks as edges, made on the host: from polygons, from bitmaps, and packed for a batch.
 
-Shapes: V vertices of a polygon, E edges, B images, G instances an image (padded).
+Shapes: V vertices of a polygon, E edges, B images, G instances per image (padded).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Edges = tuple[NDArray[np.float32], NDArray[np.int32]]
 
 
 def polygon_edges(polygons: Sequence[NDArray[np.floating]]) -> Edges:
-    """Sides of an instance's `polygons`, each [V, 2] of (x, y) -> (edges [E, 4], part [E]); a part a polygon."""
+    """Sides of an instance's `polygons`, each [V, 2] of (x, y) -> (edges [E, 4], part [E]); one part per polygon."""
     edges = [np.concatenate([polygon, np.roll(polygon, -1, axis=0)], axis=1) for polygon in polygons]
     part = [np.full(len(polygon), number, dtype=np.int32) for number, polygon in enumerate(polygons)]
     return (
@@ -42,11 +42,11 @@ def bitmap_edges(mask: NDArray[np.bool_]) -> Edges:
 
 
 def pack_outlines(images: Sequence[Sequence[Edges]], *, num_instances: int) -> Outlines:
-    """Outlines of a batch from the edges of each instance of each image, padded to `num_instances` an image.
+    """Outlines of a batch from the edges of each instance of each image, padded to `num_instances` per image.
 
     E, `max_count` and `max_parts` are rounded up to powers of two, so that few shapes occur.
     """
-    assert all(len(instances) <= num_instances for instances in images), "more instances than places"
+    assert all(len(instances) <= num_instances for instances in images), "more instances than slots"
     num_images = len(images)
     counts = np.zeros((num_images, num_instances), dtype=np.int32)
     for number, instances in enumerate(images):

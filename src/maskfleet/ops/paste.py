@@ -1,11 +1,9 @@
-"""Detected masks back into the image, on the host: a window of pixels, or the whole bitmap.
+"""Pastes a detected mask into the image, on the host, as a window of pixels.
 
-Shapes: D detections, M x M a detection's mask probabilities, h x w the image, p x q a window of it.
+Shapes: M x M mask probabilities, h x w pixels of the image, p x q pixels of the window.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import cv2
 import numpy as np
@@ -13,20 +11,6 @@ from numpy.typing import NDArray
 
 Window = tuple[int, int, NDArray[np.bool_]]
 """Top row, left column, and the pixels [p, q] there; everything outside is False."""
-
-
-def paste_masks(
-    masks: NDArray[np.floating], boxes: NDArray[np.floating], *, height: int, width: int
-) -> NDArray[np.bool_]:
-    """Bitmaps of `masks` [D, M, M] in `boxes` [D, 4], interpolated at pixel centres -> [D, height, width]."""
-    return _paste(paste_mask_window, masks, boxes, height, width)
-
-
-def paste_masks_fast(
-    masks: NDArray[np.floating], boxes: NDArray[np.floating], *, height: int, width: int
-) -> NDArray[np.bool_]:
-    """As `paste_masks`, with each box rounded to whole pixels and its mask resized to them."""
-    return _paste(paste_mask_window_fast, masks, boxes, height, width)
 
 
 def paste_mask_window(mask: NDArray[np.floating], box: NDArray[np.floating], height: int, width: int) -> Window:
@@ -43,7 +27,9 @@ def paste_mask_window(mask: NDArray[np.floating], box: NDArray[np.floating], hei
 
 
 def paste_mask_window_fast(mask: NDArray[np.floating], box: NDArray[np.floating], height: int, width: int) -> Window:
-    """As `paste_mask_window`, by the fast rule: at least one pixel a side, resized, above 0.5; cut to the image."""
+    """As `paste_mask_window`, with the fast rule: the box rounded to whole pixels (at least one per side), the mask
+    resized to it, above 0.5, clipped to the image.
+    """
     left, top = (int(value) for value in np.asarray(box[:2], dtype=np.float32) + np.float32(0.5))
     right, bottom = (int(value) for value in np.asarray(box[2:], dtype=np.float32) - np.float32(0.5))
     size = (max(right - left, 0) + 1, max(bottom - top, 0) + 1)
@@ -51,20 +37,6 @@ def paste_mask_window_fast(mask: NDArray[np.floating], box: NDArray[np.floating]
     y0, x0 = min(max(top, 0), height), min(max(left, 0), width)
     window = filled[y0 - top : max(height - top, 0), x0 - left : max(width - left, 0)]
     return y0, x0, np.ascontiguousarray(window)
-
-
-def _paste(
-    window_of: Callable[[NDArray[np.floating], NDArray[np.floating], int, int], Window],
-    masks: NDArray[np.floating],
-    boxes: NDArray[np.floating],
-    height: int,
-    width: int,
-) -> NDArray[np.bool_]:
-    bitmaps = np.zeros((len(masks), height, width), dtype=bool)
-    for bitmap, mask, box in zip(bitmaps, masks, boxes, strict=True):
-        y0, x0, window = window_of(mask, box, height, width)
-        bitmap[y0 : y0 + window.shape[0], x0 : x0 + window.shape[1]] = window
-    return bitmaps
 
 
 def _enlarged(box: NDArray[np.floating], factor: float) -> NDArray[np.float32]:

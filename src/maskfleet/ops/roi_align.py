@@ -1,7 +1,7 @@
 """Features of boxes: which pyramid level a box is read from, and bilinear sampling of a grid of bins inside it.
 
-Shapes: B images, K boxes an image (padded), C channels, L levels, h x w one level's padded map, r bins a side,
-s samples a bin side, T = (2 s)**2 feature cells that make one bin, N = B K r r bins, R rows of all levels together.
+Shapes: B images, K boxes per image (padded), C channels, L levels, h x w one level's padded map, r bins per side,
+s samples per bin side, T = (2 s)**2 feature cells that make one bin, N = B K r r bins, R rows of all levels together.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class _Grid:
 class _Sources:
     """The map each box reads: all [B, K]."""
 
-    scale: Tensor  # float32, cells a pixel
+    scale: Tensor  # float32, cells per pixel
     height: Tensor  # int64, of the image's own area
     width: Tensor  # int64
     row_length: Tensor  # int64, width of the padded map
@@ -196,7 +196,7 @@ def _(gradient: Tensor, index: Tensor, weight: Tensor, num_rows: int) -> Tensor:
     return gradient.new_empty(num_rows, gradient.shape[1])
 
 
-def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
     table, index, weight = inputs
     ctx.save_for_backward(index, weight)
     ctx.num_rows = table.shape[0]
@@ -207,7 +207,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
     return _spread_rows(gradient.contiguous(), index, weight, ctx.num_rows), None, None
 
 
-weighted_rows.register_autograd(_backward, setup_context=_remember)
+weighted_rows.register_autograd(_backward, setup_context=_save_for_backward)
 
 
 _POOL = "(Tensor[] features, Tensor boxes, Tensor extents, Tensor levels, int[] strides, int resolution, int samples, "
@@ -301,7 +301,7 @@ def _(
     ]
 
 
-def _remember_pool(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_pool_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     features, boxes, extents, levels, strides, _, samples, half_pixel = inputs
     ctx.save_for_backward(boxes, extents, levels)
     ctx.sizes = [tuple(feature.shape[2:]) for feature in features]
@@ -314,4 +314,4 @@ def _unpool(ctx: Any, gradient: Tensor) -> tuple[list[Tensor], None, None, None,
     return maps, None, None, None, None, None, None, None
 
 
-_pool_by_kernel.register_autograd(_unpool, setup_context=_remember_pool)
+_pool_by_kernel.register_autograd(_unpool, setup_context=_save_pool_for_backward)

@@ -1,4 +1,4 @@
-"""Random choices that a seed and a name decide: reproducible, and the same whatever the padding or the neighbours.
+"""Random samples determined by a seed and a key: reproducible, whatever the padding or the rest of the batch.
 
 Shapes: B images, N anchors, P regions of interest (padded), K sampled regions.
 """
@@ -18,7 +18,7 @@ _LAST = torch.iinfo(torch.int64).max
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The regions that train the box head: foreground, directly behind it background, then padding."""
+    """The regions that train the box head: foreground, then background, then padding."""
 
     index: Tensor  # [B, K] int64, into the P regions; 0 for padding
     foreground: Tensor  # [B, K] bool
@@ -38,9 +38,9 @@ def hash_uniform(seeds: Tensor, keys: Tensor, *, stream: int) -> Tensor:
 
 
 def subsample_labels(labels: Tensor, noise: Tensor, *, num_samples: int, positive_fraction: float) -> Tensor:
-    """RPN labels [B, N] int8 with all but `num_samples` an image set to -1: those of least `noise` [B, N] stay.
+    """RPN labels [B, N] int8 with all but `num_samples` per image set to -1: those with the least `noise` [B, N] stay.
 
-    At most int(num_samples * positive_fraction) positives; negatives fill what they leave free.
+    At most int(num_samples * positive_fraction) positives; negatives fill the rest.
     """
     num_anchors = labels.shape[-1]
     max_positives = min(int(num_samples * positive_fraction), num_anchors)
@@ -86,13 +86,13 @@ def sample_rois(
     slot = torch.arange(num_slots, device=best_iou.device)[None, :]
     is_foreground = slot < num_foreground
     rank = torch.where(is_foreground, slot, slot - num_foreground + total_foreground)
-    taken = slot < num_foreground + num_background
-    index = torch.where(taken, ranked.gather(1, rank.clamp(max=best_iou.shape[-1] - 1)), 0)
+    is_taken = slot < num_foreground + num_background
+    index = torch.where(is_taken, ranked.gather(1, rank.clamp(max=best_iou.shape[-1] - 1)), 0)
     return Sampled(
         index=index,
         foreground=is_foreground,
-        valid=taken,
-        matched=torch.where(taken, matched.gather(1, index), 0),
+        valid=is_taken,
+        matched=torch.where(is_taken, matched.gather(1, index), 0),
     )
 
 
@@ -126,7 +126,7 @@ def _mixed_int(word: int) -> int:
 
 
 def _shifted_right(word: Tensor, bits: int) -> Tensor:
-    """`word` shifted right as if it were unsigned; torch's own shift drags the sign along."""
+    """`word` shifted right as if it were unsigned; torch's own shift copies the sign bit."""
     return (word >> bits) & ((1 << (64 - bits)) - 1)
 
 

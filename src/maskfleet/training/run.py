@@ -17,7 +17,8 @@ from maskfleet.data.pipeline.build import build_train_loader
 from maskfleet.errors import ConfigError, TrainingError
 from maskfleet.inference.device import local_device
 from maskfleet.log import close_logging, logger, setup_logging
-from maskfleet.model.mask_rcnn import MaskRCNN, build_mask_rcnn
+from maskfleet.model.build import build_mask_rcnn
+from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.model.weights import load_weights, save_weights
 from maskfleet.model.weights.checkpoint import Snapshot, weights_of
 from maskfleet.training.checkpoint import CheckpointStore

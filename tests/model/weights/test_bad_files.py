@@ -25,7 +25,7 @@ from weight_samples import (
 
 from maskfleet.config.model import ModelConfig
 from maskfleet.errors import WeightsError
-from maskfleet.model.mask_rcnn import build_mask_rcnn
+from maskfleet.model.build import build_mask_rcnn
 from maskfleet.model.weights import fit, load_weights, read_file, save_weights
 from maskfleet.model.weights.tensorpack import npz_arrays
 

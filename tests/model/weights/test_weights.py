@@ -23,7 +23,7 @@ from weight_samples import (
 from maskfleet.config.base import replaced
 from maskfleet.config.model import ModelConfig
 from maskfleet.errors import ConfigError, WeightsError
-from maskfleet.model.mask_rcnn import build_mask_rcnn
+from maskfleet.model.build import build_mask_rcnn
 from maskfleet.model.weights import (
     class_layers,
     dialect_of,
@@ -35,10 +35,8 @@ from maskfleet.model.weights import (
     read_file,
     save_tensorpack,
     save_weights,
-    tensorpack_names,
 )
-from maskfleet.model.weights.slots import slots
-from maskfleet.model.weights.tensorpack import our_name, our_shape, rows_from_aws, rows_to_aws
+from maskfleet.model.weights.tensorpack import our_name, our_shape, rows_from_aws, rows_to_aws, tensorpack_name
 
 SMALL_VARIANTS = {
     name: small_config(**{path.replace(".", "__"): value for path, value in changes.items() if "blocks" not in path})
@@ -54,7 +52,7 @@ def bits(array: np.ndarray) -> np.ndarray:
 def test_names_and_shapes_are_those_of_tensorpacks_graph(variant: str) -> None:
     config = config_of(variant)
     table = name_table(variant)
-    assert sorted(npz for npz, _, _ in tensorpack_names(config)) == sorted(table)
+    assert sorted(tensorpack_name(name, config) for name in expected_shapes(config)) == sorted(table)
     theirs = {our_name(name): our_shape(tuple(shape)) for name, shape in table.items()}
     ours = {name.replace("box_heads.0.group3", "backbone.group3"): s for name, s in expected_shapes(config).items()}
     assert theirs == ours
@@ -184,7 +182,9 @@ def test_no_network_is_guessed_where_there_is_none() -> None:
     assert dialect_of(["encoder.weight"]) is None
     basic_block = {"conv1.weight": (64, 3, 7, 7), "layer1.0.conv1.weight": (64, 64, 3, 3)}
     assert guess_config(basic_block | {"layer1.0.conv2.weight": (64, 64, 3, 3)}) is None
-    wide = {slot.npz: slot.shape for slot in slots(small_config())} | {"rpn/class/W": (1, 1, 16, 9)}
+    config = small_config()
+    wide = {tensorpack_name(name, config): shape for name, shape in expected_shapes(config).items()}
+    wide["rpn/class/W"] = (1, 1, 16, 9)
     assert guess_config(wide) is None
 
 
@@ -208,7 +208,7 @@ def test_training_leftovers_are_ignored_by_name_and_all_are_listed(tmp_path: Pat
     assert report.complete
     text = report.render()
     assert "surprise" in text
-    assert "the optimiser's memory" in text
+    assert "state of the optimiser" in text
     assert f"matched       {len(expected_shapes(config)):>5}" in text
 
 

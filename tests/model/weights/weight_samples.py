@@ -13,7 +13,7 @@ from torch import Tensor
 
 from maskfleet.config.base import replaced
 from maskfleet.config.model import R101_BLOCKS, ModelConfig
-from maskfleet.model.weights.slots import expected_shapes, slots
+from maskfleet.model.weights.shapes import expected_shapes
 from maskfleet.model.weights.tensorpack import npz_arrays
 
 GOLDENS = Path(__file__).parents[2] / "goldens"
@@ -93,7 +93,7 @@ def write_npz(path: Path, config: ModelConfig, extra: dict[str, Any] | None = No
 def write_backbone_npz(path: Path, config: ModelConfig) -> Path:
     """A file like ImageNet-R50-AlignPadding.npz: the ResNet and its classifier."""
     arrays: dict[str, Any] = npz_arrays(random_state(config, "backbone"), config, scope="backbone")
-    features = slots(config, "backbone")[-1].shape[0]
+    features = list(expected_shapes(config, "backbone").values())[-1][0]
     arrays |= {"linear/W": np.ones((features, 10), np.float32), "linear/b": np.ones(10, np.float32)}
     np.savez(path, **arrays)
     return path

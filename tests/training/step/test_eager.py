@@ -11,7 +11,8 @@ from maskfleet.config.run import RunConfig
 from maskfleet.data.pipeline.build import build_train_loader
 from maskfleet.data.store.dataset import open_stores
 from maskfleet.errors import ConfigError, TrainingError
-from maskfleet.model.mask_rcnn import MaskRCNN, build_mask_rcnn
+from maskfleet.model.build import build_mask_rcnn
+from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.training.optim import build_optimizer, load_momentum, momentum_state
 from maskfleet.training.step.eager import StepRunner
 from maskfleet.training.step.ema import Ema

@@ -5,7 +5,7 @@ from maskfleet.model.weights.files import WeightsFile, read_file, save_tensorpac
 from maskfleet.model.weights.guess import describe, dialect_of, guess_config
 from maskfleet.model.weights.load import compare, fit, load_weights
 from maskfleet.model.weights.report import LoadReport
-from maskfleet.model.weights.slots import class_layers, expected_shapes, tensorpack_names
+from maskfleet.model.weights.shapes import class_layers, expected_shapes
 
 __all__ = [
     "LoadReport",
@@ -23,5 +23,4 @@ __all__ = [
     "read_file",
     "save_tensorpack",
     "save_weights",
-    "tensorpack_names",
 ]

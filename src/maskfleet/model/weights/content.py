@@ -1,4 +1,4 @@
-"""A file's tensors under our names and in our layout, before they meet a particular network."""
+"""A file's tensors under our names and in our layout, independent of a particular network."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch import Tensor
 from maskfleet.config.base import replaced
 from maskfleet.config.model import ModelConfig
 from maskfleet.errors import WeightsError
+from maskfleet.model.heads.fpn import BOX_RESOLUTION
 from maskfleet.model.weights import tensorpack, torchvision
 from maskfleet.model.weights.files import WeightsFile
-from maskfleet.model.weights.guess import Dialect, dialect_of, guess_config, in_backbone
-from maskfleet.model.weights.slots import BOX_MAP_SIZE
+from maskfleet.model.weights.guess import Dialect, dialect_of, guess_config
+from maskfleet.model.weights.shapes import in_backbone
 
 Source = Literal["auto", "tensorpack", "aws", "torchvision", "maskfleet"]
 
@@ -30,7 +31,7 @@ AWS_SETTINGS = {
     "box_head.box_loss": "huber",
     "box_head.fill_with_foreground": True,
 }
-"""What sets the AWS Samples model apart and leaves no trace in its weights."""
+"""How the AWS Samples model differs; its weights do not show it."""
 
 LEGACY_SETTINGS = {"rpn.legacy_anchors": True, "box_head.box_loss": "huber"}
 """What TensorPack computed until May 2019; weights of that time are right only with it."""
@@ -65,7 +66,7 @@ def file_content(file: WeightsFile, *, source: Source = "auto", num_categories: 
 
 
 def file_config(file: WeightsFile, *, source: Source = "auto", legacy_2018: bool = False) -> ModelConfig | None:
-    """The configuration a file tells: the one inside, or the one its shapes, its source and its age imply."""
+    """The configuration of a file: the one stored in it, or the one its shapes, source and age imply."""
     config = file.config or guess_config({name: tuple(tensor.shape) for name, tensor in file.tensors.items()})
     if config is None:
         return None
@@ -96,15 +97,15 @@ def pixel_note(content: Content, config: ModelConfig) -> str | None:
 
 
 def _checked_dialect(file: WeightsFile, source: Source) -> Dialect:
-    dialect = dialect_of(file.tensors)
+    dialect = "maskfleet" if file.config is not None else dialect_of(file.tensors)
     if dialect is None:
         example = ", ".join(sorted(file.tensors)[:3]) or "nothing"
         raise WeightsError(
             f"{file.path} holds tensors of a network we do not know ({example}, …)",
             remedy="give TensorPack, AWS Samples, torchvision (resnet50, maskrcnn_resnet50_fpn) or maskfleet weights",
         )
-    wanted = "tensorpack" if source == "aws" else source
-    if wanted not in ("auto", dialect):
+    expected = "tensorpack" if source == "aws" else source
+    if expected not in ("auto", dialect):
         raise WeightsError(
             f"{file.path} was said to come from {KINDS[source]}, but its names are {KINDS[dialect]}'s",
             remedy="leave out --from, or name the right one",
@@ -115,7 +116,7 @@ def _checked_dialect(file: WeightsFile, source: Source) -> Dialect:
 def _renamed(file: WeightsFile, dialect: Dialect, *, source: Source) -> Content:
     content = Content(source, {}, {}, ignored=dict(file.ignored))
     for file_name, tensor in file.tensors.items():
-        ours, reason = _place(file_name, dialect)
+        ours, reason = _our_name_or_reason(file_name, dialect)
         if ours is None and reason is None:
             content.unexpected.append(file_name)
         elif ours is None:
@@ -131,7 +132,7 @@ def _renamed(file: WeightsFile, dialect: Dialect, *, source: Source) -> Content:
     return content
 
 
-def _place(file_name: str, dialect: Dialect) -> tuple[str | None, str | None]:
+def _our_name_or_reason(file_name: str, dialect: Dialect) -> tuple[str | None, str | None]:
     """Our name for an entry, or the reason to leave it out, or neither."""
     match dialect:
         case "tensorpack":
@@ -162,4 +163,4 @@ def _to_our_layout(content: Content) -> None:
 
 
 def _is_map(tensor: Tensor) -> bool:
-    return tensor.ndim == 2 and tensor.shape[1] % BOX_MAP_SIZE**2 == 0
+    return tensor.ndim == 2 and tensor.shape[1] % BOX_RESOLUTION**2 == 0

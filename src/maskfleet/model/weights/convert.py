@@ -1,4 +1,4 @@
-"""A weights file made into a whole state dict, ready to be written in another format."""
+"""Converts a weights file to a complete state dict, and writes it in another format."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from maskfleet.config.model import ModelConfig
 from maskfleet.errors import WeightsError
-from maskfleet.model.mask_rcnn import build_mask_rcnn
+from maskfleet.model.build import build_mask_rcnn
 from maskfleet.model.weights.content import Source
 from maskfleet.model.weights.files import WeightsFile, save_tensorpack, save_weights
 from maskfleet.model.weights.load import OnClassMismatch, fit
 from maskfleet.model.weights.report import LoadReport
-from maskfleet.model.weights.slots import Scope
+from maskfleet.model.weights.shapes import Scope
 
 _FRESH_SEED = 0
 
@@ -24,8 +24,8 @@ def whole_state(
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """Every tensor of `config`'s network from `file`; the ResNet alone if the number of classes is unknown.
 
-    With `reinit_heads`, layers that the file has for another number of classes, or a mask head that it lacks, start
-    afresh, always at the same values.
+    With `reinit_heads`, layers that the file has for another number of classes, or a mask head that it lacks, get
+    new random values, always the same ones.
     """
     scope: Scope = "backbone" if config.num_categories is None else "all"
     mismatch: OnClassMismatch = "reinit" if reinit_heads else "error"

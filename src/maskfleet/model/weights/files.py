@@ -20,7 +20,7 @@ from torch import Tensor
 
 from maskfleet.config.model import ModelConfig
 from maskfleet.errors import WeightsError
-from maskfleet.model.weights.slots import Scope, expected_shapes
+from maskfleet.model.weights.shapes import Scope, expected_shapes
 from maskfleet.model.weights.tensorpack import RowOrder, npz_arrays
 from maskfleet.system.files import replacing
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from maskfleet.config.base import replaced
-from maskfleet.config.model import R50_BLOCKS, R101_BLOCKS, ModelConfig
+from maskfleet.config.model import R50_BLOCKS, R101_BLOCKS, BackboneConfig, ModelConfig
 from maskfleet.model.weights import tensorpack, torchvision
-from maskfleet.model.weights.slots import Shape
+from maskfleet.model.weights.shapes import Shape, in_backbone
 
 Dialect = Literal["tensorpack", "torchvision", "maskfleet"]
 
@@ -31,7 +31,7 @@ def dialect_of(names: Collection[str]) -> Dialect | None:
 
 
 def our_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """A file's names and shapes as ours; what has no place in any of our networks is left out.
+    """A file's names and shapes as ours; entries that none of our networks has are left out.
 
     The last ResNet group is always in the backbone, and torchvision's 91 COCO rows are the 81 that are used.
     """
@@ -40,35 +40,25 @@ def our_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     for name, shape in shapes.items():
         match dialect:
             case "tensorpack":
-                found, shape = tensorpack.our_name(tensorpack.plain_name(name)), tensorpack.our_shape(shape)
+                our_name, shape = tensorpack.our_name(tensorpack.plain_name(name)), tensorpack.our_shape(shape)
             case "torchvision":
-                found = torchvision.our_name(name)
+                our_name = torchvision.our_name(name)
             case "maskfleet":
-                found = in_backbone(name)
+                our_name = in_backbone(name)
             case None:
-                found = None
-        if found is not None:
-            ours[found] = shape
+                our_name = None
+        if our_name is not None:
+            ours[our_name] = shape
     logits = "box_heads.0.class_logits.weight"
     if dialect == "torchvision" and ours.get(logits, ())[:1] == (torchvision.COCO_ROWS,):
         ours[logits] = (len(torchvision.COCO_IDS) + 1, *ours[logits][1:])
     return ours
 
 
-def in_backbone(name: str) -> str:
-    """Our name with the last ResNet group in the backbone, where c4 has it in the box head."""
-    return name.replace("box_heads.0.group3.", "backbone.group3.")
-
-
-def in_room(name: str, config: ModelConfig) -> str:
-    """Our name with the last ResNet group where `config` has it: the inverse of `in_backbone`."""
-    return name.replace("backbone.group3.", "box_heads.0.group3.") if config.architecture == "c4" else name
-
-
 def guess_config(shapes: Mapping[str, Shape]) -> ModelConfig | None:
     """The network whose weights have these names and shapes, in any dialect; None if it is none of ours.
 
-    `num_categories` is None for a ResNet alone. What leaves no trace in shapes (anchors, strides, losses, FreezeBN or
+    `num_categories` is None for a ResNet alone. What shapes do not show (anchors, strides, losses, FreezeBN or
     SyncBN) is at its default.
     """
     ours = our_shapes(shapes)
@@ -83,10 +73,7 @@ def guess_config(shapes: Mapping[str, Shape]) -> ModelConfig | None:
 
 def describe(config: ModelConfig) -> str:
     """A network in a few words: 'R101 fpn Mask R-CNN, cascade, GN, 80 classes'."""
-    depth = {R50_BLOCKS: "R50", R101_BLOCKS: "R101"}.get(
-        config.backbone.blocks, f"ResNet {','.join(map(str, config.backbone.blocks))}"
-    )
-    words = [depth if config.backbone.stem_channels == 64 else f"{depth} with {config.backbone.stem_channels} channels"]
+    words = [_backbone_words(config.backbone)]
     norm = {"FreezeBN": "batch norm", "SyncBN": "batch norm", "GN": "GN", "None": "no norm"}[config.backbone.norm]
     if config.num_categories is None:
         return f"{words[0]} backbone, {norm}"
@@ -99,12 +86,23 @@ def describe(config: ModelConfig) -> str:
     return ", ".join([*words, f"{config.num_categories} classes"])
 
 
+def _backbone_words(backbone: BackboneConfig) -> str:
+    match backbone.kind:
+        case "resnet":
+            other = f"ResNet {','.join(map(str, backbone.blocks))}"
+            depth = {R50_BLOCKS: "R50", R101_BLOCKS: "R101"}.get(backbone.blocks, other)
+            return depth if backbone.stem_channels == 64 else f"{depth} with {backbone.stem_channels} channels"
+        case kind:
+            return kind
+
+
 def _backbone_facts(shapes: Mapping[str, Shape]) -> dict[str, Any]:
     blocks = [0, 0, 0, 0]
     for name in shapes:
-        found = _GROUP.match(name)
-        if found is not None:
-            blocks[int(found[1])] = max(blocks[int(found[1])], int(found[2]) + 1)
+        match = _GROUP.match(name)
+        if match is not None:
+            group, block = int(match[1]), int(match[2])
+            blocks[group] = max(blocks[group], block + 1)
     stem = shapes[STEM][0]
     if shapes["backbone.group0.0.conv2.weight"][0] != stem or "backbone.group0.0.conv3.weight" not in shapes:
         raise KeyError("not bottleneck blocks of the published width")

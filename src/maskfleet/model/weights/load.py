@@ -1,4 +1,4 @@
-"""From a weights file into a model: everything fits, or an error says what does not and what to do."""
+"""Loads a weights file into a model; if something does not fit, an error says what, and what to do."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from maskfleet.model.weights.content import (
     pixel_note,
 )
 from maskfleet.model.weights.files import WeightsFile, read_file
-from maskfleet.model.weights.guess import describe, in_room
+from maskfleet.model.weights.guess import describe
 from maskfleet.model.weights.report import LoadReport
-from maskfleet.model.weights.slots import Scope, Shape, class_layers, expected_shapes
+from maskfleet.model.weights.shapes import Scope, Shape, class_layers, expected_shapes, in_model
 
 OnClassMismatch = Literal["error", "reinit"]
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The tensors of a file that go into a model, under the model's names, and the account of all others."""
+    """The tensors of a file that go into a model, under the model's names, and a report of all others."""
 
     tensors: dict[str, Tensor]
     report: LoadReport
@@ -85,14 +85,14 @@ def fit(
 
 
 def compare(file: WeightsFile, content: Content, config: ModelConfig, *, scope: Scope = "all") -> Fit:
-    """Lay a file beside a network, whether it fits or not; an error only for numbers that no network can use."""
+    """Compare a file with a network, whether it fits or not; an error only for values that no network can use."""
     expected = expected_shapes(config, scope)
     tensors: dict[str, Tensor] = {}
     other_shape: dict[str, tuple[Shape, Shape]] = {}
     converted, ignored = {}, dict(content.ignored)
     unexpected = list(content.unexpected)
     for ours, tensor in content.tensors.items():
-        name, file_name = in_room(ours, config), content.file_names[ours]
+        name, file_name = in_model(ours, config), content.file_names[ours]
         if name not in expected:
             reason = _why_left_out(ours, config, scope)
             if reason is None:
@@ -162,19 +162,19 @@ def _differences(file: WeightsFile, config: ModelConfig, scope: Scope) -> dict[s
     theirs = file_config(file)
     if theirs is None:
         return {}
-    fields = ["backbone.blocks", "backbone.stem_channels", "backbone.norm"]
+    fields = ["backbone.kind", "backbone.blocks", "backbone.stem_channels", "backbone.norm"]
     if scope == "all" and theirs.num_categories is not None:
         fields += _detector_fields(theirs)
     if not config.mask:
-        fields = [path for path in fields if not path.startswith("mask")]  # a mask head too many is only left out
-    found = {path: _value(theirs, path) for path in fields if _value(theirs, path) != _value(config, path)}
+        fields = [path for path in fields if not path.startswith("mask")]  # an extra mask head is ignored
+    changed = {path: _value(theirs, path) for path in fields if _value(theirs, path) != _value(config, path)}
     if {theirs.backbone.norm, config.backbone.norm} == {"FreezeBN", "SyncBN"}:
-        del found["backbone.norm"]  # the same tensors, trained differently
-    return found
+        del changed["backbone.norm"]  # the same tensors, trained differently
+    return changed
 
 
 def _detector_fields(config: ModelConfig) -> list[str]:
-    """The fields behind the backbone that leave a trace in the weights of `config`."""
+    """The fields, other than those of the backbone, that the weights of `config` depend on."""
     fields = ["architecture", "mask", "cascade"]
     if config.mask:
         fields.append("mask_head.channels")

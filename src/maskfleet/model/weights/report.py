@@ -1,4 +1,4 @@
-"""What became of every entry of a weights file and of every tensor of the model."""
+"""Report about every entry of a weights file and every tensor of the model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from maskfleet.model.weights.slots import Shape
+from maskfleet.model.weights.shapes import Shape
 
 _SHOWN = 8
 
@@ -19,7 +19,7 @@ class LoadReport:
     kind: str  # in words: "TensorPack npz", ...
     matched: tuple[str, ...]
     missing: tuple[str, ...] = ()  # in the model but not in the file
-    unexpected: tuple[str, ...] = ()  # in the file, and nobody knows what for
+    unexpected: tuple[str, ...] = ()  # in the file, of unknown use
     ignored: Mapping[str, str] = field(default_factory=dict)  # in the file, and left out for this reason
     other_shape: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)  # (in the file, in the model)
     converted: Mapping[str, str] = field(default_factory=dict)  # matched, but stored as this type instead of float32
@@ -31,7 +31,7 @@ class LoadReport:
         return not self.missing and not self.other_shape
 
     def render(self, *, limit: int = _SHOWN) -> str:
-        """The report as text, at most `limit` names a section; the counts are always whole."""
+        """The report as text, at most `limit` names per section; the counts are complete."""
         lines = [f"{self.file} ({self.kind})"]
         lines += _section("matched", [], len(self.matched), limit)
         lines += _section("missing", list(self.missing), len(self.missing), limit)
@@ -61,7 +61,7 @@ def _section(title: str, entries: list[str], count: int, limit: int) -> list[str
 
 
 def _by_reason(entries: Mapping[str, str]) -> list[str]:
-    """One line a reason: how many, an example, and why."""
+    """One line per reason: how many, an example, and why."""
     groups: dict[str, list[str]] = {}
     for name, reason in entries.items():
         groups.setdefault(reason, []).append(name)

@@ -1,4 +1,4 @@
-"""GPU kernels behind `maskfleet.ops`: the same functions, written in Triton. Whoever calls asks `kernels_for` first."""
+"""GPU kernels behind `maskfleet.ops`: the same functions, written in Triton. Callers check `kernels_for` first."""
 
 from __future__ import annotations
 
