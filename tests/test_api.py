@@ -119,7 +119,7 @@ def test_a_recipe_takes_dotted_changes_as_set_does() -> None:
         ("demo", {"train.base_rl": 1}, "no field train.base_rl", "did you mean train.base_lr"),
         ("demo", {"train.base_lr": -1}, "train.base_lr = -1", "config explain train.base_lr"),
         ("demo", {"train": 3}, "train is a section", "such as train."),
-        ("r50_fpn_1x", {"model.mask": False}, "made for model.mask=true", "faster_r50_fpn_1x"),
+        ("r50_fpn_1x", {"model.mask": False}, "needs model.mask=true", "faster_r50_fpn_1x"),
     ],
 )
 def test_a_wrong_recipe_says_so(name: str, changes: dict[str, Any], what: str, remedy: str) -> None:
@@ -255,7 +255,7 @@ def test_a_weights_file_gives_the_detections_of_its_run(
     ("image", "what"),
     [
         ("missing.jpg", "there is no image missing.jpg"),
-        (ROOT / "README.md", "not a whole image"),
+        (ROOT / "README.md", "not a complete image"),
         (ROOT, "there is no image"),
         (np.zeros((8, 8), np.uint8), r"\[height, width, 3\], but this ndarray is \[8, 8\]"),
         (np.zeros((2, 8, 8, 3), np.uint8), r"is \[2, 8, 8, 3\]"),
