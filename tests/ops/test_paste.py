@@ -45,7 +45,9 @@ def random_boxes(seed: int, num: int, height: int, width: int) -> np.ndarray:
     return boxes.astype(np.float32)
 
 
-@pytest.mark.parametrize(("name", "rule"), zip(("paste_accurate", "paste_fast"), RULES, strict=True))
+@pytest.mark.parametrize(
+    ("name", "rule"), [("paste_accurate", paste_mask_window), ("paste_fast", paste_mask_window_fast)]
+)
 def test_bitmaps_are_tensorpacks(golden, name, rule):
     height, width = golden["paste_hw"].tolist()
     expected = np.unpackbits(golden[name], axis=-1, count=width).astype(bool)

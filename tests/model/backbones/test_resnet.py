@@ -9,6 +9,8 @@ from small import small_model
 from torch import Tensor
 
 from maskfleet.batch import Images
+from maskfleet.model import norm
+from maskfleet.model.backbones import resnet
 from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.model.norm import Conv
 
@@ -105,6 +107,19 @@ def test_pixels_are_normalised_as_bgr_and_padding_is_zero_afterwards():
     torch.testing.assert_close(ours[0, :, 29, 19], torch.tensor([0.0, 1.0, -2.0]), rtol=0, atol=1e-5)
     assert not ours[:, :, 30:].any()
     assert not ours[:, :, :, 20:].any()
+
+
+@pytest.mark.parametrize("variant", ["fpn", "tf_pad", "stride_1x1", "c4", "gn"])
+@torch.no_grad()
+def test_fused_layers_compute_the_same_features(variant, monkeypatch):
+    """The branches that half precision takes on a GPU, here in float32."""
+    model = small_model(variant)
+    images = Images(torch.rand(2, 3, 93, 118) * 255, torch.tensor([[93, 118], [64, 70]]))
+    plain = model.features(images).maps
+    for module in (norm, resnet):
+        monkeypatch.setattr(module, "fuses", lambda features: True)
+    for one, other in zip(model.features(images).maps, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("kernel", "stride", "tf_pad"), [(3, 1, False), (3, 2, False), (3, 2, True), (7, 2, False)])
