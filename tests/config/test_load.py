@@ -192,3 +192,7 @@ def test_differences_name_only_what_differs() -> None:
     one = RunConfig()
     assert differences(one, one) == {}
     assert differences(one, replaced(one, {"data.root": "x"})) == {"data.root": ("data", "x")}
+
+
+def test_run_files_of_resnets_do_not_name_the_backbone_so_that_older_versions_read_them() -> None:
+    assert "kind: resnet" not in dump(recipe("r50_fpn_1x"))

@@ -20,7 +20,8 @@ R101_BLOCKS: Blocks = (3, 4, 23, 3)
 class BackboneConfig(Config):
     """The network that turns pixels into features."""
 
-    kind: Literal["resnet"] = "resnet"
+    # Left out of run.yaml where it is the default: versions without this field read those files too.
+    kind: Literal["resnet"] = Field(default="resnet", exclude_if=lambda kind: kind == "resnet")
     """Architecture of the backbone."""
 
     blocks: Blocks = R50_BLOCKS
