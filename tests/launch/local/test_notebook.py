@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import socket
 import socketserver
@@ -178,6 +179,8 @@ def read_until(ours: int, pattern: str) -> str:
     deadline = time.monotonic() + LONG_S
     while not re.search(pattern, text):
         assert time.monotonic() < deadline, text
+        if not select.select([ours], [], [], 1)[0]:
+            continue
         try:
             text += os.read(ours, 4096).decode()
         except OSError as error:
@@ -187,7 +190,7 @@ def read_until(ours: int, pattern: str) -> str:
 
 def test_a_typed_password_is_asked_twice_and_not_shown(world: World) -> None:
     with terminal(world) as ours:
-        seen = read_until(ours, r"make one\): ")
+        seen = read_until(ours, r"generate one\): ")
         os.write(ours, f"{PASSWORD}\n".encode())
         seen += read_until(ours, "The same again: ")
         os.write(ours, f"{PASSWORD}\n".encode())
@@ -198,7 +201,7 @@ def test_a_typed_password_is_asked_twice_and_not_shown(world: World) -> None:
 
 def test_two_different_passwords_install_nothing(world: World) -> None:
     with terminal(world) as ours:
-        read_until(ours, r"make one\): ")
+        read_until(ours, r"generate one\): ")
         os.write(ours, f"{PASSWORD}\n".encode())
         read_until(ours, "The same again: ")
         os.write(ours, b"something else\n")
@@ -208,7 +211,7 @@ def test_two_different_passwords_install_nothing(world: World) -> None:
 
 def test_an_empty_password_is_made_and_shown_once(world: World) -> None:
     with terminal(world) as ours:
-        read_until(ours, r"make one\): ")
+        read_until(ours, r"generate one\): ")
         os.write(ours, b"\n")
         seen = read_until(ours, r"TensorBoard.*\n")
     [made] = re.findall(r"shown only now: (\S+)", seen)
