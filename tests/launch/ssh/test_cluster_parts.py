@@ -281,10 +281,10 @@ def test_a_second_supervisor_waits_for_a_while(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(supervisor.signal, "signal", lambda number, handler: None)
     with (folder.host(0) / "lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        monkeypatch.setattr(supervisor, "LEAVING_S", 0.3)
+        monkeypatch.setattr(supervisor, "EXIT_GRACE_S", 0.3)
         assert supervise(tmp_path, 0) == 0
         assert runs == []
-        monkeypatch.setattr(supervisor, "LEAVING_S", 60)
+        monkeypatch.setattr(supervisor, "EXIT_GRACE_S", 60)
         threading.Timer(0.5, other.close).start()
         assert supervise(tmp_path, 0) == 7
     assert runs == [0]
