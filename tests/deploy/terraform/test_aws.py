@@ -126,7 +126,7 @@ def test_every_variable_of_aws_samples_is_kept_or_accounted_for() -> None:
 
 def gone_rows() -> list[str]:
     text = DOC.read_text(encoding="utf-8")
-    return re.findall(r"^\| `.*$", text[text.index("## Variables that are gone") :], re.MULTILINE)
+    return re.findall(r"^\| `.*$", text[text.index("## Removed variables") :], re.MULTILINE)
 
 
 def test_a_variable_documented_for_the_addons_root_exists_there() -> None:

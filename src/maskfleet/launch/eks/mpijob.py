@@ -111,7 +111,7 @@ def _refuse_local_file(field: str, path: str | None, launch: EksLaunch) -> None:
     if path.startswith("~") or Path(path).exists():
         raise LaunchError(
             f"{field} {path} is a file on this machine, and the pods mount only {_mounts(launch)}",
-            remedy=f"copy it there (docs/run-anywhere/eks/index.md, Files) and set {field}={launch.data_mount}/…",
+            remedy=f"copy it there (docs/run-anywhere/eks/index.md, Copy files) and set {field}={launch.data_mount}/…",
         )
 
 
