@@ -1,4 +1,4 @@
-"""Does the compiled bf16 step reach the same AP as the eager fp32 step? Both train the shapes set with several seeds.
+"""Does the compiled bf16 step reach the same AP as the eager fp32 step? Both train the shapes set several times each.
 
     python benchmarks/convergence.py --way compiled --seed 0 --out DIR     one run: writes DIR/compiled-0.json
     python benchmarks/convergence.py --collect DIR --out benchmarks/results/convergence.json
@@ -75,7 +75,7 @@ def one_run(way: str, seed: int, epochs: int) -> dict[str, Any]:
 
 
 def collected(folder: Path) -> dict[str, Any]:
-    """Mean and standard deviation over the seeds of each variant, and the difference in standard errors."""
+    """Mean and standard deviation over the runs of each variant, and the difference in standard errors."""
     runs = [json.loads(file.read_text()) for file in sorted(folder.glob("*-*.json"))]
     result: dict[str, Any] = {"runs": runs}
     for name in NAMES:
