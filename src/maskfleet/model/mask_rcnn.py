@@ -27,7 +27,7 @@ from maskfleet.model.heads.layers import BoxOutputs
 from maskfleet.model.losses import BoxStage, MaskStage, TrainingOutputs, training_losses
 from maskfleet.model.metrics import training_metrics
 from maskfleet.model.regions import Regions, at_least_one, matched_boxes, relabelled, sample_regions
-from maskfleet.model.rpn import Proposals, Rpn, RpnOutputs, proposal_limits, propose, rpn_targets
+from maskfleet.model.rpn import Proposals, Rpn, RpnOutputs, propose, rpn_targets
 from maskfleet.ops.boxes import clip_boxes, decode_boxes, encode_boxes
 from maskfleet.ops.masks import mask_targets
 from maskfleet.ops.nms import detections_nms
@@ -89,13 +89,13 @@ class MaskRCNN(nn.Module):
         features = self.features(batch.images, learning=self.training)
         anchors = self.rpn(features)
         proposals = self.proposals(anchors, features.sizes, training=True)
-        regions = sample_regions(proposals, targets, batch.seeds, self.config.box_head)
+        regions = sample_regions(proposals, targets, batch.seed, self.config.box_head)
         regions = regions.first(slots_in_use(regions.valid))
         box_stages = self._box_stages(features, regions, targets)
         return TrainingOutputs(
             targets=targets,
             rpn=anchors,
-            rpn_targets=rpn_targets(anchors, targets, features.sizes, seeds=batch.seeds, config=self.config.rpn),
+            rpn_targets=rpn_targets(anchors, targets, features.sizes, seed=batch.seed, config=self.config.rpn),
             proposals=proposals,
             box_stages=box_stages,
             mask=None if self.mask_head is None else self._mask_stage(features, box_stages[0], targets),
@@ -156,14 +156,7 @@ class MaskRCNN(nn.Module):
 
     def proposals(self, outputs: RpnOutputs, sizes: Tensor, *, training: bool) -> Proposals:
         """The best boxes of the RPN in images of `sizes` [B, 2]; training and inference keep different numbers."""
-        return propose(
-            outputs,
-            sizes,
-            proposal_limits(self.config, training=training),
-            nms_iou=self.config.rpn.nms_iou,
-            min_size=self.config.rpn.min_size,
-            max_log_scale=self.max_log_scale,
-        )
+        return propose(outputs, sizes, self.config, training=training, max_log_scale=self.max_log_scale)
 
     def box_head(self, stage: int) -> BoxHead:
         return cast(BoxHead, self.box_heads[stage])
