@@ -110,7 +110,7 @@ def test_a_damaged_newest_checkpoint_costs_steps_but_not_bits(unharmed: Path, tm
     newest.write_bytes(newest.read_bytes()[:-1])
     output = finish(run_dir)
     assert "is damaged" in output
-    assert f"going on after step {store.steps()[-2]}" in output
+    assert f"resuming after step {store.steps()[-2]}" in output
     assert losses(run_dir) == losses(unharmed)
     assert same_weights(run_dir, unharmed)
 
