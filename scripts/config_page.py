@@ -10,8 +10,9 @@ from typing import Any
 from maskfleet.config.base import Config
 from maskfleet.config.fields import ConfigField, walk_fields
 from maskfleet.config.launch import EksLaunch, LocalLaunch, SageMakerChannel, SageMakerLaunch, SshLaunch
+from maskfleet.config.legacy.names import TABLE
 from maskfleet.config.legacy.row import Alias, Mapped
-from maskfleet.config.legacy.table import TABLE, row_of
+from maskfleet.config.legacy.table import row_of
 from maskfleet.config.recipes import FASTER, RECIPES
 from maskfleet.config.run import RunConfig, SplitConfig
 
@@ -89,7 +90,7 @@ def _recipes() -> str:
     for name, recipe in RECIPES.items():
         if not name.startswith(FASTER):
             twin = RECIPES[FASTER + name].published_ap
-            lines.append(f"| `{name}` | {(recipe.build.__doc__ or '').strip()} | {recipe.published_ap} | {twin} |")
+            lines.append(f"| `{name}` | {recipe.summary} | {recipe.published_ap} | {twin} |")
     return "\n".join(lines) + "\n\n" + RECIPES_CLOSING
 
 
