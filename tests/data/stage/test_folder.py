@@ -18,7 +18,7 @@ import pytest
 from maskfleet.data.stage import folder as stage_folder
 from maskfleet.data.stage.folder import Folder
 from maskfleet.data.stage.manifest import Item
-from maskfleet.data.stage.stage import Staged, check, stage
+from maskfleet.data.stage.stage import Staged, stage
 from maskfleet.errors import DataError
 from maskfleet.system.lock import LockHeldError, NoLocksError
 
@@ -65,10 +65,10 @@ def test_an_edited_file_of_the_same_length_is_copied_again(source: Path, tmp_pat
 def test_check_sees_an_edit_at_the_source_but_not_a_mere_touch(source: Path, tmp_path: Path) -> None:
     bring(source, tmp_path / "there")
     os.utime(source / "train2017/2.jpg", ns=(1, 1))
-    assert check(str(source), str(tmp_path / "there"), progress=lambda tally: None).files == 4
+    assert stage(str(source), str(tmp_path / "there"), check=True, progress=lambda tally: None).files == 4
     write(source, {"train2017/1.jpg": b"ONE"})
     with pytest.raises(DataError, match=r"'train2017/1\.jpg' changed at the source"):
-        check(str(source), str(tmp_path / "there"), progress=lambda tally: None)
+        stage(str(source), str(tmp_path / "there"), check=True, progress=lambda tally: None)
 
 
 def test_files_that_the_source_lost_are_left_and_mentioned(source: Path, tmp_path: Path) -> None:
@@ -269,10 +269,10 @@ def test_memory_stays_flat_for_large_files(tmp_path: Path) -> None:
 
 def test_check_of_a_folder_that_was_never_staged(source: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
-        check(str(source), str(tmp_path / "there"), progress=lambda tally: None)
+        stage(str(source), str(tmp_path / "there"), check=True, progress=lambda tally: None)
     write(tmp_path / "there", FILES)
     with pytest.raises(DataError, match="has no manifest"):
-        check(str(source), str(tmp_path / "there"), progress=lambda tally: None)
+        stage(str(source), str(tmp_path / "there"), check=True, progress=lambda tally: None)
 
 
 def test_check_only_reads_where_it_may_not_write(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,10 +282,10 @@ def test_check_only_reads_where_it_may_not_write(source: Path, tmp_path: Path, m
     monkeypatch.setattr(
         os, "access", lambda path, mode: False
     )  # as on FSx what it has imported itself; root may always
-    assert check(str(source), str(there), progress=lambda tally: None).files == 4
+    assert stage(str(source), str(there), check=True, progress=lambda tally: None).files == 4
     (there / "train2017/1.jpg").unlink()
     with pytest.raises(DataError, match=r"'train2017/1\.jpg' is missing") as caught:
-        check(str(source), str(there), progress=lambda tally: None)
+        stage(str(source), str(there), check=True, progress=lambda tally: None)
     assert "as a user who may write there" in caught.value.remedy
     assert (there / "manifest.jsonl").exists()
     assert not (there / ".maskfleet-stage").exists()

@@ -80,8 +80,8 @@ def test_no_accepted_name_leads_out_of_the_folder(path: str) -> None:
 
 def test_the_index_pages_through_more_files_than_a_page() -> None:
     index = Index()
-    index.load_source(Item(f"{number:05d}", 1, etag="e") for number in range(2500))
-    index.load_present(Item(f"{number:05d}", 1) for number in range(2500))
+    index.load("source", (Item(f"{number:05d}", 1, etag="e") for number in range(2500)))
+    index.load("present", (Item(f"{number:05d}", 1) for number in range(2500)))
     for count, file in enumerate(index.incomplete()):
         if count % 2:
             index.add(FileRecord(file.item.path, 1, "0" * 64, "e"))
