@@ -165,8 +165,7 @@ def _print_summary(report: Report) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from maskfleet.data.checks.annotations import KINDS
-    from maskfleet.data.inspect.report import kind_counts
+    from maskfleet.data.checks.problems import KINDS, kind_counts
 
     titles = ("split", "images", "objects", "classes", "crowds", "no objects", "left out", "padding")
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -330,7 +330,7 @@ CLEANING = {
 def test_cleaning_follows_tensorpack(case: str, write_split: WriteSplit) -> None:
     record, expected = CLEANING[case]
     store = open_store(write_split(coco_tree(record)))
-    cleaned = clean_instances(store.image(0), store.instances(0))
+    cleaned = clean_instances(store.instances(0))
     assert cleaned.boxes.tolist() == ([] if expected is None else [expected])
     assert images_with_objects(store).tolist() == ([0] if expected is not None and case != "crowd" else [])
 
@@ -338,11 +338,7 @@ def test_cleaning_follows_tensorpack(case: str, write_split: WriteSplit) -> None
 def test_images_with_objects_do_not_depend_on_the_block_size(write_split: WriteSplit) -> None:
     records = [annotation(n, image_id=n % 7 + 1, area=n % 5, iscrowd=n % 2) for n in range(60)]
     store = open_store(write_split(coco_tree(*records, images=8), with_images=False))
-    expected = [
-        index
-        for index in range(len(store))
-        if len(clean_instances(store.image(index), store.instances(index)).objects) > 0
-    ]
+    expected = [index for index in range(len(store)) if len(clean_instances(store.instances(index)).objects) > 0]
     assert images_with_objects(store, rows_per_block=7).tolist() == expected
     assert images_with_objects(store).tolist() == expected
 

@@ -65,7 +65,7 @@ def train_sample(
     pixels = read_image(record.path, image_id=record.id, size=(record.height, record.width))
     image = augmented(pixels, preparation.augmentations, canvas=canvas, seed=seed)
     geometry = image.geometry
-    instances = clean_instances(record, store.instances(index))
+    instances = clean_instances(store.instances(index))
     objects = instances.objects
     outlines = [_outline(record, objects, number) for number in range(len(objects))] if preparation.masks else []
     boxes, crowd_boxes = move_boxes(objects.boxes, geometry), np.zeros((0, 4), np.float32)
