@@ -137,13 +137,7 @@ def convert(
     from maskfleet.data.inspect.report import inspect_splits, splits_to_inspect
 
     with _progress() as report_progress:
-        converted = convert_set(
-            source,
-            target,
-            form=form.value,
-            link=link,
-            progress=lambda name, done, total: report_progress(name, done, total),
-        )
+        converted = convert_set(source, target, form=form.value, link=link, progress=report_progress)
         found, _ = splits_to_inspect(target)
         report = inspect_splits(
             found,

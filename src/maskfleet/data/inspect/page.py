@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
@@ -15,7 +17,7 @@ from maskfleet.data.checks.problems import Problem, kind_counts
 from maskfleet.data.inspect.draw import draw_problem_sample, draw_sample
 from maskfleet.data.inspect.report import Report, SplitReport
 from maskfleet.data.inspect.selection import SelectedImage
-from maskfleet.data.inspect.statistics import ClassCount, Histogram
+from maskfleet.data.inspect.statistics import Histogram
 from maskfleet.data.store.annotations import AnnotationStore
 from maskfleet.errors import DataError
 from maskfleet.html.charts import Band, bar, bubbles, canvas_outline, histogram, stacked_bar
@@ -42,19 +44,6 @@ class Figure:
     why: str
     legend: str
     problems: tuple[tuple[Problem, int], ...]  # and how many annotations have it
-
-
-@dataclass(frozen=True, slots=True)
-class SplitView:
-    """What the template needs of one split."""
-
-    report: SplitReport
-    classes: tuple[tuple[ClassCount, Markup], ...]
-    num_unused_classes: int
-    size_bar: Markup
-    charts: tuple[tuple[str, str, Markup], ...]  # title, summary, chart
-    canvas_outlines: tuple[tuple[Markup | None, ...], ...]
-    figures: tuple[Figure, ...]
 
 
 def write_page(report: Report, path: Path, *, progress: Progress | None = None) -> None:
@@ -158,31 +147,33 @@ def _counted(problems: Sequence[Problem]) -> tuple[tuple[Problem, int], ...]:
     return tuple((first[key], number) for key, number in counts.items())
 
 
-def _split_view(split: SplitReport, figures: Sequence[Figure]) -> SplitView:
+def _split_view(split: SplitReport, figures: Sequence[Figure]) -> dict[str, Any]:
+    """What the template needs of one split."""
     classes = sorted(split.classes, key=lambda one: (-one.objects, one.name))
     most = max((one.objects for one in classes), default=0)
-    sizes = (("small", split.shares.small), ("medium", split.shares.medium), ("large", split.shares.large))
+    sizes = list(dataclasses.asdict(split.shares).items())
     canvases = [canvas for use in split.buckets for canvas in use.canvases]
     longest = max((max(canvas.height or 0, canvas.width or 0) for canvas in canvases), default=0)
-    outlines = tuple(
-        tuple(
+    outlines = [
+        [
             canvas_outline(canvas.height, canvas.width, longest=longest) if canvas.height and canvas.width else None
             for canvas in use.canvases
-        )
+        ]
         for use in split.buckets
-    )
-    return SplitView(
-        report=split,
-        classes=tuple((one, bar(one.objects, most, label=f"{one.objects} objects")) for one in classes),
-        num_unused_classes=sum(one.objects == 0 for one in classes),
-        size_bar=stacked_bar(sizes, title="Objects by COCO's area ranges"),
-        charts=tuple(_charts(split)),
-        canvas_outlines=outlines,
-        figures=tuple(figures),
-    )
+    ]
+    return {
+        "report": split,
+        "classes": [(one, bar(one.objects, most, label=f"{one.objects} objects")) for one in classes],
+        "num_unused_classes": sum(one.objects == 0 for one in classes),
+        "size_bar": stacked_bar(sizes, title="Objects by COCO's area ranges"),
+        "charts": _charts(split),
+        "canvas_outlines": outlines,
+        "figures": figures,
+    }
 
 
 def _charts(split: SplitReport) -> list[tuple[str, str, Markup]]:
+    """Title, summary and drawing of each chart."""
     points = [(size.width, size.height, size.images) for size in split.sizes.sizes]
     size_chart = bubbles(points, title="Image widths and heights", step_px=split.sizes.step_px)
     num_sizes = split.sizes.distinct

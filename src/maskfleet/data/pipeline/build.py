@@ -67,7 +67,7 @@ def build_train_loader(
         divisor=model.size_divisor,
         crops=data.scale_jitter is not None,
     )
-    images.put_in_buckets(buckets.of(*images.sizes()))
+    images.buckets = buckets.of(*images.sizes())
     crowds = model.rpn.crowd_overlap <= 1  # above 1 nothing reads them
     dataset = TrainBatches(
         images,
@@ -108,7 +108,7 @@ def build_eval_loader(
             divisor=model.size_divisor,
         )
     )
-    images.put_in_buckets(buckets.of(*sizes))
+    images.buckets = buckets.of(*sizes)
     planned = evaluation_batches(
         images.buckets, images_per_batch=config.eval.images_per_gpu, rank=rank, world_size=world_size
     )

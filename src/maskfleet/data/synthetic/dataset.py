@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from maskfleet.data.synthetic.shapes import FINE, KINDS, Scene, draw_scene, visible_cells, visible_pixels
 from maskfleet.errors import ConfigError, DataError
+from maskfleet.rle import window_runs
 from maskfleet.system.files import building_folder
 
 SPLITS = ("train", "val")
@@ -171,9 +172,10 @@ def _annotation(scene: Scene, number: int) -> dict[str, Any]:
     height, width = scene.pixels.shape[:2]
     polygons = None if drawn.is_crowd else _polygons(visible_cells(scene, number))
     if polygons is None:
-        mask = coco_mask.encode(np.asfortranarray(visible_pixels(scene, number), np.uint8))
-        runs = _column_runs(visible_pixels(scene, number))
-        segmentation: Any = {"size": [height, width], "counts": runs}
+        pixels = visible_pixels(scene, number)
+        mask = coco_mask.encode(np.asfortranarray(pixels, np.uint8))
+        # not compressed, as COCO's own file has it for crowds
+        segmentation: Any = {"size": [height, width], "counts": window_runs(0, 0, pixels, height, width).tolist()}
         box = [float(side) for side in coco_mask.toBbox(mask)]
     else:
         mask = coco_mask.merge(coco_mask.frPyObjects(polygons, height, width))
@@ -212,11 +214,3 @@ def _grown(corners: npt.NDArray[np.int64], shape: tuple[int, ...]) -> npt.NDArra
     last = np.array([shape[1], shape[0]]) - 1
     inset = np.where(corners == 0, 0.0, np.where(corners == last, 1.0, 0.5))
     return corners.astype(np.float64) + inset
-
-
-def _column_runs(mask: npt.NDArray[np.bool_]) -> list[int]:
-    """Uncompressed run lengths of a mask [H, W], as COCO's own file has for crowds."""
-    flat = mask.T.ravel()
-    borders = np.flatnonzero(np.diff(flat)) + 1
-    runs: list[int] = np.diff(np.concatenate([[0], borders, [len(flat)]])).tolist()
-    return [0, *runs] if flat[0] else runs
