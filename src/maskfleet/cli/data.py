@@ -56,10 +56,9 @@ def make_shapes(
     from contextlib import nullcontext
 
     from maskfleet.data.synthetic import dataset as synthetic
-    from maskfleet.data.synthetic.folder import replacing_shapes
 
     sides = _pixel_range("--height", height), _pixel_range("--width", width)
-    with replacing_shapes(folder) if force else nullcontext(), _progress() as report_progress:
+    with synthetic.replacing_shapes(folder) if force else nullcontext(), _progress() as report_progress:
         synthetic.make_shapes(
             folder,
             num_train=train,

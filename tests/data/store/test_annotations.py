@@ -120,7 +120,7 @@ def test_reopening_neither_hashes_nor_builds_again(split: SplitPaths, monkeypatc
         raise AssertionError("not again")
 
     monkeypatch.setattr(store_build, "_build", forbidden)
-    monkeypatch.setattr(store_build, "_sha256", forbidden)
+    monkeypatch.setattr(store_build, "sha256", forbidden)
     assert len(open_store(split)) == 3
 
 
@@ -212,7 +212,7 @@ def test_a_user_without_a_home_has_a_cache_in_the_temporary_folder(monkeypatch: 
 
 
 def test_a_file_that_changes_while_it_is_read_is_named(split: SplitPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_build, "_sha256", lambda path: "0" * 64)
+    monkeypatch.setattr(store_build, "sha256", lambda path: "0" * 64)
     with pytest.raises(DataError, match="changed while it was read"):
         open_store(split)
 

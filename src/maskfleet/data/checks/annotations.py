@@ -13,7 +13,7 @@ import numpy.typing as npt
 from maskfleet.data.checks.images import Progress, check_images
 from maskfleet.data.checks.problems import Problem, problem_of
 from maskfleet.data.checks.self_intersection import self_crossing_parts
-from maskfleet.data.store.annotations import MIN_POLYGON_NUMBERS, AnnotationStore, Floats
+from maskfleet.data.store.annotations import MIN_POLYGON_NUMBERS, AnnotationStore
 from maskfleet.data.store.coco import KIND_BROKEN, KIND_NONE, KIND_POLYGONS, KIND_RLE
 from maskfleet.rle import RleError, check_runs, runs_from_text
 
@@ -97,7 +97,9 @@ def _box_problems(store: AnnotationStore) -> Iterator[Problem]:
         ("box-overhang", overhangs, "extends beyond the image"),
     ):
         for row in np.flatnonzero(rows):
-            yield _row_problem(store, kind, row, f"box {_numbers(boxes[row])} {text}{_image_size(size[row])}")
+            box = ", ".join(f"{value:g}" for value in boxes[row])
+            of_image = " (image size {:.0f} x {:.0f})".format(*size[row]) if np.isfinite(size[row]).all() else ""
+            yield _row_problem(store, kind, row, f"box [{box}] {text}{of_image}")
 
 
 def _polygon_problems(store: AnnotationStore) -> Iterator[Problem]:
@@ -153,11 +155,3 @@ def _repeats(values: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
     """Indices, ascending, of values that occur earlier in the array too."""
     order = np.argsort(values, kind="stable")
     return np.sort(order[1:][values[order][1:] == values[order][:-1]])
-
-
-def _numbers(values: Floats) -> str:
-    return f"[{', '.join(f'{value:g}' for value in values)}]"
-
-
-def _image_size(size: Floats) -> str:
-    return f" (image size {size[0]:.0f} x {size[1]:.0f})" if np.isfinite(size).all() else ""

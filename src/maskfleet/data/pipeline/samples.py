@@ -77,7 +77,7 @@ def train_sample(
         labels, moved = labels[keep], [moved[number] for number in keep] if moved else []
         clipped, is_visible = clip_boxes(crowd_boxes, geometry.size)
         crowd_boxes = clipped[is_visible]
-    edges = [_edges(outline) for outline in moved]
+    edges = [polygon_edges(outline.polygons) if outline.edges is None else outline.edges for outline in moved]
     return Sample(record.id, image.pixels, geometry, boxes, labels, edges, crowd_boxes, seed)
 
 
@@ -151,10 +151,6 @@ def _moved(outline: _Outline, geometry: Geometry) -> _Outline:
         return _Outline([move_points(polygon, geometry) for polygon in outline.polygons])
     edges, part = outline.edges
     return _Outline([], edges=(move_points(edges.reshape(-1, 2), geometry).reshape(-1, 4), part))
-
-
-def _edges(outline: _Outline) -> Edges:
-    return polygon_edges(outline.polygons) if outline.edges is None else outline.edges
 
 
 def _boxes_in_window(boxes: Floats, outlines: list[_Outline], geometry: Geometry) -> tuple[Floats, Ints]:

@@ -14,10 +14,9 @@ from typing import Any
 
 from maskfleet.data.stage.folder import CHUNK_BYTES
 from maskfleet.data.stage.manifest import MANIFEST, FileProblem, FileRecord, Item, is_own_file, line_of, records_of
-from maskfleet.data.stage.s3_errors import s3_error, s3_errors
-from maskfleet.errors import DataError
+from maskfleet.errors import DataError, MaskfleetError
 from maskfleet.log import logger
-from maskfleet.system.aws import aws_client, aws_exceptions, aws_session, code_of
+from maskfleet.system.aws import aws_client, aws_error, aws_exceptions, aws_session, code_of
 
 PART_BYTES = 8 * CHUNK_BYTES  # of a multipart upload; smaller files go in one request
 ATTEMPTS = 10  # per request, if S3 does not answer or throttles
@@ -25,6 +24,11 @@ _MAX_PARTS = 10_000
 _MAX_KEY_BYTES = 1024
 _READ_ATTEMPTS = 5
 _URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", re.DOTALL)
+_PERMISSIONS = {
+    "list": "s3:ListBucket on the bucket",
+    "read": "s3:GetObject on the objects (and kms:Decrypt if the bucket is encrypted with a KMS key)",
+    "write": "s3:PutObject and s3:AbortMultipartUpload on the objects (and kms:GenerateDataKey with a KMS key)",
+}
 
 
 class Prefix:
@@ -213,3 +217,30 @@ def _client(workers: int) -> Any:
     session = aws_session("S3 locations")
     with s3_errors("S3", "reach"):
         return aws_client(session, "s3", connections=workers, attempts=ATTEMPTS)
+
+
+@contextmanager
+def s3_errors(where: str, verb: str) -> Iterator[None]:
+    """Turn what boto3 raises into an error for people."""
+    try:
+        yield
+    except aws_exceptions() as error:
+        raise s3_error(error, where, verb) from error
+
+
+def s3_error(error: Exception, where: str, verb: str) -> MaskfleetError:
+    """An error for people; `verb` is what was tried: list, read, write or reach."""
+    match code_of(error):
+        case "NoSuchBucket":
+            return DataError(f"the bucket of {where} does not exist", remedy="check its name, or create it first")
+        case (
+            "SlowDown" | "503" | "500" | "ServiceUnavailable" | "InternalError" | "RequestTimeout" | "Throttling"
+        ) as code:
+            return DataError(
+                f"S3 still answers {code} after ten attempts to {verb} {where}",
+                remedy="run the same command again with fewer --workers; what is copied already is not copied again",
+            )
+        case "PermanentRedirect" | "AuthorizationHeaderMalformed" | "IllegalLocationConstraintException":
+            return DataError(f"{where} is in another region", remedy="set AWS_REGION to the bucket's region")
+    permissions = _PERMISSIONS.get(verb, "access")
+    return aws_error(error, f"{verb} {where}", service="S3", permissions=permissions, kind=DataError)
