@@ -73,7 +73,7 @@ def split(write_split: WriteSplit) -> SplitPaths:
     return write_split(coco_tree(annotation(1), annotation(2, image_id=2)))
 
 
-def test_a_sound_set_has_no_problems(split: SplitPaths) -> None:
+def test_a_valid_data_set_has_no_problems(split: SplitPaths) -> None:
     assert check(split) == []
     assert summarise([]) == "no problems found"
 
@@ -229,7 +229,7 @@ def test_a_bad_annotation_is_named_and_the_others_are_not(fault: str, write_spli
     assert problem.remedy
 
 
-def test_a_box_that_sticks_out_by_a_rounding_is_let_pass(write_split: WriteSplit) -> None:
+def test_a_box_outside_by_a_rounding_error_is_accepted(write_split: WriteSplit) -> None:
     split = write_split(coco_tree(annotation(1, bbox=[-0.4, 10, 64.9, 20])))
     assert check(split) == []
 
@@ -265,7 +265,9 @@ def test_a_category_id_used_twice_is_named(write_split: WriteSplit) -> None:
         ({"images": [], "annotations": []}, ["no-images", "no-annotations"]),
     ],
 )
-def test_an_empty_list_is_a_fault_of_the_set(change: dict[str, Any], kinds: list[str], write_split: WriteSplit) -> None:
+def test_an_empty_list_is_an_error_of_the_whole_split(
+    change: dict[str, Any], kinds: list[str], write_split: WriteSplit
+) -> None:
     problems = check(write_split(coco_tree() | change))
     assert [problem.kind for problem in problems] == kinds
     for on_bad in ("error", "skip"):

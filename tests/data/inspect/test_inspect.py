@@ -235,7 +235,7 @@ def test_absurd_numbers_can_be_drawn(change: dict[str, object], write_split: Wri
     assert draw_sample(open_store(split), 0) is not None
 
 
-def test_a_jpeg_that_is_cut_off_shows_what_is_left(write_split: WriteSplit, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_truncated_jpeg_shows_what_is_left(write_split: WriteSplit, capfd: pytest.CaptureFixture[str]) -> None:
     split = write_split(coco_tree(annotation(1), images=1))
     path = split.images / "1.jpg"
     path.write_bytes(path.read_bytes()[:1500])

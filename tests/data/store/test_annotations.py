@@ -189,7 +189,7 @@ def test_nowhere_to_write_is_named(split: SplitPaths, tmp_path: Path) -> None:
         open_store(split, cache_dir=tmp_path / "file")
 
 
-def test_a_store_that_is_there_opens_where_nothing_can_be_written(
+def test_an_existing_store_opens_where_nothing_can_be_written(
     split: SplitPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = open_store(split).path
