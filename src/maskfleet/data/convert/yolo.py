@@ -38,7 +38,8 @@ def read_yolo(root: Path, progress: ReadProgress) -> SourceSet:
     """The data set whose data.yaml is in `root`."""
     settings, where = _settings(root)
     categories = _category_names(settings.get("names"), where)
-    base = _base_folder(root, settings)
+    path = settings.get("path")  # what the paths in data.yaml are relative to, if that exists
+    base = root / path if isinstance(path, str) and (root / path).is_dir() else root
     listed = {split: list(_images_of(base, settings[split], where)) for split in SPLITS if settings.get(split)}
     if not listed:
         raise DataError(
@@ -91,16 +92,12 @@ def _category_names(names: Any, where: Path) -> tuple[str, ...]:
     )
 
 
-def _base_folder(root: Path, settings: dict[str, Any]) -> Path:
-    """The folder that the paths in data.yaml are relative to: its `path` if that exists, else its own folder."""
-    path = settings.get("path")
-    return root / path if isinstance(path, str) and (root / path).is_dir() else root
-
-
 def _images_of(base: Path, value: Any, where: Path) -> Iterator[tuple[Path, Path]]:
     """(image, folder that it was found in) for a split's folder, list file, or a list of those."""
     for entry in value if isinstance(value, list) else [value]:
-        path = _existing(base, str(entry))
+        # exports of Roboflow contain ../train/images instead of train/images
+        named = [base / str(entry), base / str(entry).removeprefix("../")]
+        path = next((path for path in named if path.exists()), None)
         if path is None:
             raise DataError(f"{where} names {entry}, which is not under {base}", remedy="correct that path")
         if path.is_dir():
@@ -115,14 +112,6 @@ def _images_of(base: Path, value: Any, where: Path) -> Iterator[tuple[Path, Path
                     remedy="name a folder of images",
                 ) from None
             yield from ((path.parent / line.strip(), path.parent) for line in lines if line.strip())
-
-
-def _existing(base: Path, entry: str) -> Path | None:
-    # exports of Roboflow contain ../train/images instead of train/images
-    for name in (entry, entry.removeprefix("../")):
-        if (base / name).exists():
-            return base / name
-    return None
 
 
 def _label_file(image: Path) -> Path:

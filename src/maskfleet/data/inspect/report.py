@@ -16,23 +16,8 @@ import numpy as np
 from maskfleet import __version__
 from maskfleet.data.checks.annotations import check_split
 from maskfleet.data.checks.problems import Problem
+from maskfleet.data.inspect import statistics
 from maskfleet.data.inspect.selection import SelectedImage, choose_problem_samples, choose_samples
-from maskfleet.data.inspect.statistics import (
-    BucketUse,
-    ClassCount,
-    Histogram,
-    ImageSizes,
-    SizeShares,
-    aspect_histogram,
-    box_size_histogram,
-    bucket_uses,
-    class_counts,
-    image_sizes,
-    object_table,
-    objects_per_image,
-    outline_counts,
-    size_shares,
-)
 from maskfleet.data.store.annotations import AnnotationStore, open_store
 from maskfleet.data.store.coco import SplitPaths, find_split, split_from_paths, split_names
 from maskfleet.errors import DataError
@@ -65,13 +50,13 @@ class SplitReport:
     num_left_out: int  # annotations that training cannot use
     num_empty_images: int  # without objects
     outlines: dict[str, int]
-    classes: tuple[ClassCount, ...]
-    shares: SizeShares
-    box_size: Histogram
-    aspect: Histogram
-    objects_per_image: Histogram
-    sizes: ImageSizes
-    buckets: tuple[BucketUse, ...]
+    classes: tuple[statistics.ClassCount, ...]
+    shares: statistics.SizeShares
+    box_size: statistics.Histogram
+    aspect: statistics.Histogram
+    objects_per_image: statistics.Histogram
+    sizes: statistics.ImageSizes
+    buckets: tuple[statistics.BucketUse, ...]
     problems: tuple[Problem, ...]
     samples: tuple[SelectedImage, ...]
     problem_samples: tuple[SelectedImage, ...]
@@ -210,7 +195,7 @@ def _default_workers(num_images: int) -> int:
 
 
 def _split_report(store: AnnotationStore, problems: Sequence[Problem], resize: Resize, num_samples: int) -> SplitReport:
-    table = object_table(store)
+    table = statistics.object_table(store)
     objects = table.objects
     return SplitReport(
         split=store.split,
@@ -220,14 +205,14 @@ def _split_report(store: AnnotationStore, problems: Sequence[Problem], resize: R
         num_crowds=len(table) - len(objects),
         num_left_out=store.num_annotations - len(table),
         num_empty_images=len(store) - len(np.unique(objects.owner)),
-        outlines=outline_counts(store),
-        classes=class_counts(store, table),
-        shares=size_shares(objects),
-        box_size=box_size_histogram(objects),
-        aspect=aspect_histogram(objects),
-        objects_per_image=objects_per_image(objects, len(store)),
-        sizes=image_sizes(store),
-        buckets=bucket_uses(store, **dataclasses.asdict(resize)),
+        outlines=statistics.outline_counts(store),
+        classes=statistics.class_counts(store, table),
+        shares=statistics.size_shares(objects),
+        box_size=statistics.box_size_histogram(objects),
+        aspect=statistics.aspect_histogram(objects),
+        objects_per_image=statistics.objects_per_image(objects, len(store)),
+        sizes=statistics.image_sizes(store),
+        buckets=statistics.bucket_uses(store, **dataclasses.asdict(resize)),
         problems=tuple(problems),
         samples=tuple(choose_samples(store, table, problems, count=num_samples)),
         problem_samples=tuple(choose_problem_samples(store, problems, count=num_samples)),

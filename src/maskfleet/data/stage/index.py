@@ -96,9 +96,7 @@ class Index:
 
     def records(self) -> Iterator[FileRecord]:
         """Records of the source's files, by path."""
-        for row in self.files():
-            if row.record is not None:
-                yield row.record
+        return (file.record for file in self.files() if file.record is not None)
 
     def file_and_folder(self, limit: int) -> list[str]:
         """Source paths that are both a file and a folder, at most `limit`: a file system cannot have both."""

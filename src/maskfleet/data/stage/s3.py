@@ -94,7 +94,10 @@ class Prefix:
             raise FileProblem(item.path, f"makes an object name of more than {_MAX_KEY_BYTES} bytes")
         with s3_errors(f"s3://{self._bucket}/{key}", "write"):
             if item.bytes <= PART_BYTES:
-                answer = self._put(key, b"".join(chunks))
+                content = b"".join(chunks)
+                answer = self._client.put_object(
+                    Bucket=self._bucket, Key=key, Body=content, ChecksumSHA256=_checksum(content)
+                )
             else:
                 answer = self._put_parts(key, _regrouped(chunks, part_bytes(item.bytes)))
         return answer["ETag"].strip('"'), answer.get("VersionId", "")
@@ -148,13 +151,6 @@ class Prefix:
                 return
             body = self._get(item, done)["Body"]
 
-    def _put(self, key: str, content: bytes) -> dict[str, Any]:
-        checksum = b64encode(hashlib.sha256(content).digest()).decode()
-        answer: dict[str, Any] = self._client.put_object(
-            Bucket=self._bucket, Key=key, Body=content, ChecksumSHA256=checksum
-        )
-        return answer
-
     def _put_parts(self, key: str, parts: Iterable[bytes]) -> dict[str, Any]:
         what = {"Bucket": self._bucket, "Key": key}
         upload = self._client.create_multipart_upload(**what, ChecksumAlgorithm="SHA256")
@@ -162,7 +158,7 @@ class Prefix:
         try:
             sent: list[dict[str, Any]] = []
             for number, part in enumerate(parts, 1):
-                checksum = b64encode(hashlib.sha256(part).digest()).decode()
+                checksum = _checksum(part)
                 answer = self._client.upload_part(**what, PartNumber=number, Body=part, ChecksumSHA256=checksum)
                 sent.append({"PartNumber": number, "ETag": answer["ETag"], "ChecksumSHA256": checksum})
             done: dict[str, Any] = self._client.complete_multipart_upload(**what, MultipartUpload={"Parts": sent})
@@ -177,6 +173,10 @@ class Prefix:
             self._client.abort_multipart_upload(**what)
         except aws_exceptions() as error:
             logger.warning("cannot delete the parts of an upload to s3://%s/%s: %s", what["Bucket"], what["Key"], error)
+
+
+def _checksum(content: bytes) -> str:
+    return b64encode(hashlib.sha256(content).digest()).decode()
 
 
 def part_bytes(size: int) -> int:

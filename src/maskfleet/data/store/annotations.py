@@ -162,7 +162,8 @@ class AnnotationStore:
         rows = np.arange(start, stop)
         names = ("id", "label", "area", "crowd", "ignore", "kind")
         ids, labels, area, crowd, ignore, kind = (self.columns[f"ann_{name}"][start:stop] for name in names)
-        boxes = _xyxy(self.columns["ann_box_xywh"][start:stop])
+        corner, size = np.hsplit(self.columns["ann_box_xywh"][start:stop], 2)
+        boxes = np.hstack([corner, corner + size])
         return InstanceArrays(ids, self.owner(rows), boxes, labels, area, crowd, ignore, kind, rows, store=self)
 
     def polygons(self, row: int) -> list[Floats]:
@@ -205,7 +206,3 @@ def images_with_objects(store: AnnotationStore, *, rows_per_block: int = 1 << 16
         block = store.annotations(start, min(start + rows_per_block, num_rows))
         has_object[clean_instances(block).objects.owner] = True
     return np.flatnonzero(has_object)
-
-
-def _xyxy(boxes_xywh: Floats) -> Floats:
-    return np.concatenate([boxes_xywh[:, :2], boxes_xywh[:, :2] + boxes_xywh[:, 2:]], axis=1)
