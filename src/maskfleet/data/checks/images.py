@@ -89,7 +89,7 @@ def _header_faults(record: ImageRecord, header: ImageHeader) -> list[Fault]:
         "image-16bit": (header.bits > 8, f"has {header.bits} bits per channel"),
         "image-rotated": (header.orientation != 1, f"has EXIF orientation {header.orientation}"),
     }
-    return faults + [(kind, f"{name} {what}") for kind, (is_so, what) in found.items() if is_so]
+    return faults + [(kind, f"{name} {what}") for kind, (applies, what) in found.items() if applies]
 
 
 def _size_fault(record: ImageRecord, width: int, height: int) -> str:
