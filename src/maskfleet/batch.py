@@ -25,7 +25,7 @@ class Images:
     sizes: Tensor  # [B, 2] int64, (height, width) of each image inside the canvas
 
     def to(self, device: torch.device | str) -> Images:
-        return _map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
+        return map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,10 @@ class Batch:
         return self.images.pixels.shape[0]
 
     def to(self, device: torch.device | str) -> Batch:
-        return _map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
+        return map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
-        return _map_tensors(self, lambda tensor: tensor.pin_memory())
+        return map_tensors(self, lambda tensor: tensor.pin_memory())
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,10 @@ class Detections:
     masks: Tensor | None  # [B, D, M, M] float32 probabilities inside the box; None without a mask head
 
     def to(self, device: torch.device | str) -> Detections:
-        return _map_tensors(self, lambda tensor: tensor.to(device))
+        return map_tensors(self, lambda tensor: tensor.to(device))
 
 
-def _map_tensors(record: T, change: Callable[[Tensor], Tensor]) -> T:
+def map_tensors(record: T, change: Callable[[Tensor], Tensor]) -> T:
     """`record`, a dataclass of tensors, dataclasses and plain values, with `change` applied to each tensor."""
     fields = {}
     for field in dataclasses.fields(record):  # type: ignore[arg-type]
@@ -99,6 +99,6 @@ def _map_tensors(record: T, change: Callable[[Tensor], Tensor]) -> T:
         if isinstance(value, Tensor):
             value = change(value)
         elif dataclasses.is_dataclass(value):
-            value = _map_tensors(value, change)
+            value = map_tensors(value, change)
         fields[field.name] = value
     return type(record)(**fields)

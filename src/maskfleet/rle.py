@@ -36,7 +36,7 @@ def encode_window(y0: int, x0: int, window: NDArray[np.bool_], height: int, widt
     The full mask is never allocated. Pixels outside the image are cut off.
     """
     inside = window[max(-y0, 0) : max(height - y0, 0), max(-x0, 0) : max(width - x0, 0)]
-    runs = _window_runs(max(y0, 0), max(x0, 0), inside, height, width)
+    runs = window_runs(max(y0, 0), max(x0, 0), inside, height, width)
     return Rle(size=[height, width], counts=hotcoco.mask.rle_to_string({"size": [height, width], "counts": runs}))
 
 
@@ -109,7 +109,7 @@ def bad_mask(segmentations: Sequence[Any], sizes: Sequence[tuple[int, int]]) -> 
     return first_bad
 
 
-def _window_runs(y0: int, x0: int, window: NDArray[np.bool_], height: int, width: int) -> NDArray[np.int64]:
+def window_runs(y0: int, x0: int, window: NDArray[np.bool_], height: int, width: int) -> NDArray[np.int64]:
     """Run lengths [V] of the image around `window` [h, w], which lies inside it."""
     rows, columns = window.shape
     padded = np.zeros((columns, rows + 1), dtype=np.bool_)

@@ -71,7 +71,9 @@ def draw(
         for index in np.argsort(-areas, kind="stable").tolist():
             _draw_mask(canvas, masks[index], color_of(int(labels[index])), pen)
     for index in order:
-        _draw_box(canvas, found[index], color_of(int(labels[index])), pen)
+        x1, y1, x2, y2 = _whole_box(canvas, found[index])
+        color = color_of(int(labels[index]))
+        cv2.rectangle(canvas, (x1, y1), (x2 - 1, y2 - 1), color, max(1, pen.line // 2), cv2.LINE_8)
     taken: list[Area] = []
     tags = []
     for index in reversed(order):  # the highest scores choose their positions first
@@ -135,11 +137,6 @@ def _draw_mask(canvas: Image, mask: Mask, color: Color, pen: _Pen) -> None:
     part[inside] = np.rint(part[inside] * (1 - FILL) + np.array(color) * FILL).astype(np.uint8)
     contours, _ = cv2.findContours(inside.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE, offset=(x0, y0))
     cv2.drawContours(canvas, contours, -1, color, pen.line, cv2.LINE_AA)
-
-
-def _draw_box(canvas: Image, box: NDArray[np.float64], color: Color, pen: _Pen) -> None:
-    x1, y1, x2, y2 = _whole_box(canvas, box)
-    cv2.rectangle(canvas, (x1, y1), (x2 - 1, y2 - 1), color, max(1, pen.line // 2), cv2.LINE_8)
 
 
 def _whole_box(canvas: Image, box: NDArray[np.float64]) -> Area:

@@ -31,7 +31,7 @@ def shapes(tmp_path: Path) -> Path:
     return tmp_path / "set"
 
 
-def test_shapes_are_as_many_and_as_large_as_asked(shapes: Path) -> None:
+def test_shapes_have_the_requested_number_and_size(shapes: Path) -> None:
     assert len(list((shapes / "train").glob("*.jpg"))) == 4
     assert len(list((shapes / "val").glob("*.jpg"))) == 2
     images = json.loads((shapes / "annotations" / "instances_train.json").read_text())["images"]
@@ -78,7 +78,9 @@ def test_a_bad_range_of_pixels_is_explained(text: str, tmp_path: Path) -> None:
         data("make-shapes", tmp_path / "set", f"--height={text}")
 
 
-def test_a_sound_set_is_summed_up_and_has_a_page(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_valid_data_set_is_summarised_and_has_a_page(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     result = data("inspect", shapes)
     assert result.exit_code == 0

@@ -40,7 +40,7 @@ def test_help_needs_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_inspect_tells_the_network_and_that_all_of_it_is_there(tmp_path: Path) -> None:
+def test_inspect_prints_the_network_and_that_it_is_complete(tmp_path: Path) -> None:
     config = small_config(cascade=True, backbone__norm="GN")
     text = weights("inspect", write_npz(tmp_path / "model.npz", config, {"global_step": np.int64(3)}))
     lines = {line.split("  ")[0]: line.split("  ")[-1].strip() for line in text.splitlines() if line}

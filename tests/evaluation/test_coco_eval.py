@@ -250,7 +250,7 @@ def test_results_without_boxes_can_be_scored_by_mask_alone() -> None:
     np.testing.assert_allclose(twelve(scores), oracle(truth, bare, "segm")[0], rtol=0, atol=1e-9)
 
 
-def test_metric_names_are_those_of_the_seeds() -> None:
+def test_metric_names_are_those_of_tensorpack() -> None:
     scores = evaluate_detections(*fuzzed(2))
     names = metric_names(scores)
     ranges = ("IoU=0.5:0.95", "IoU=0.5", "IoU=0.75", "small", "medium", "large")

@@ -65,7 +65,7 @@ def test_a_model_without_a_mask_head_gives_no_masks() -> None:
     assert "segmentation" not in found.to_coco(1)[0]
 
 
-def test_a_padding_label_is_our_mistake() -> None:
+def test_a_padding_label_is_an_internal_error() -> None:
     with pytest.raises(AssertionError, match="label 0"):
         detections(labels=np.array([1, 0])).to_coco(1)
 

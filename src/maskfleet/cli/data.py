@@ -56,10 +56,9 @@ def make_shapes(
     from contextlib import nullcontext
 
     from maskfleet.data.synthetic import dataset as synthetic
-    from maskfleet.data.synthetic.folder import replacing_shapes
 
     sides = _pixel_range("--height", height), _pixel_range("--width", width)
-    with replacing_shapes(folder) if force else nullcontext(), _progress() as report_progress:
+    with synthetic.replacing_shapes(folder) if force else nullcontext(), _progress() as report_progress:
         synthetic.make_shapes(
             folder,
             num_train=train,
@@ -137,13 +136,7 @@ def convert(
     from maskfleet.data.inspect.report import inspect_splits, splits_to_inspect
 
     with _progress() as report_progress:
-        converted = convert_set(
-            source,
-            target,
-            form=form.value,
-            link=link,
-            progress=lambda name, done, total: report_progress(name, done, total),
-        )
+        converted = convert_set(source, target, form=form.value, link=link, progress=report_progress)
         found, _ = splits_to_inspect(target)
         report = inspect_splits(
             found,
@@ -165,8 +158,7 @@ def _print_summary(report: Report) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from maskfleet.data.checks.annotations import KINDS
-    from maskfleet.data.inspect.report import kind_counts
+    from maskfleet.data.checks.problems import KINDS, kind_counts
 
     titles = ("split", "images", "objects", "classes", "crowds", "no objects", "left out", "padding")
     table = Table(box=None, pad_edge=False, header_style="bold")

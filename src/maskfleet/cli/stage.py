@@ -34,14 +34,15 @@ def stage(
     check: Annotated[bool, typer.Option("--check", help="Copy nothing; read DESTINATION and verify it.")] = False,
 ) -> None:
     """Copy a data set from S3 to a folder or back, with checksums; complete files are not copied again."""
-    from maskfleet.data.stage import stage as staging
+    from maskfleet.data.stage.stage import stage as stage_data
     from maskfleet.log import duration_text
 
     started_at = time.monotonic()
     err.print(f"{'Checking' if check else 'Staging'} {source} -> {destination}", markup=False)
     with _progress("checking" if check else "copying") as report_progress:
-        act = staging.check if check else staging.stage
-        done = act(source, destination, manifest=manifest, workers=workers, progress=report_progress)
+        done = stage_data(
+            source, destination, manifest=manifest, workers=workers, check=check, progress=report_progress
+        )
     elapsed_s = time.monotonic() - started_at
     for note in done.notes:
         err.print(f"note: {note}", markup=False)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from maskfleet.config.base import replaced
@@ -109,15 +110,13 @@ def _check_categories(detector: Detector, store: AnnotationStore) -> None:
 def _results(
     detector: Detector, config: RunConfig, store: AnnotationStore, progress: Callable[[int, int], None] | None
 ) -> dict[int, list[Result]]:
-    done = 0
+    done = count(1)
     with closing(build_eval_loader(config, store, device=detector.device)) as loader:
         total = loader.num_images
 
         def advance(_: int) -> None:
-            nonlocal done
-            done += 1
             if progress is not None:
-                progress(done, total)
+                progress(next(done), total)
 
         return predict_batches(
             detector.model,

@@ -129,20 +129,23 @@ def _tiles(
 
 def _charts(training: Sequence[Mapping[str, float]], metrics: Sequence[Mapping[str, float]]) -> list[Markup]:
     """The charts, most important first; one without points is empty."""
-    ap = {f"mAP({kind})/{iou}": f"{word} {name}" for kind, word in KINDS.items() for iou, name in _AP_LINES}
+    ious = {"IoU=0.5:0.95": "AP", "IoU=0.5": "AP50"}
+    ap = {f"mAP({kind})/{iou}": f"{word} {name}" for kind, word in KINDS.items() for iou, name in ious.items()}
+    # without the loss terms of single pyramid levels
+    terms = [name for name in (training[-1] if training else {}) if name.endswith("_loss") and "/level" not in name]
     waits = [(step, 1000 * wait_s) for step, wait_s in _points(training, "data_wait_s")]
     return [
         line_chart(_raw_and_smooth("loss", _points(training, "total_cost"), 1), title="Total loss"),
         line_chart(
-            [Series(label, _known(_points(metrics, name)), color) for color, (name, label) in enumerate(ap.items(), 1)],
+            [
+                Series(label, [point for point in _points(metrics, name) if point[1] >= 0], color)
+                for color, (name, label) in enumerate(ap.items(), 1)
+            ],
             title="Validation AP",
             y_text=lambda score: f"{100 * score:.4g}",
         ),
         line_chart(
-            [
-                Series(name, smoothed(_points(training, name)), color)
-                for color, name in enumerate(_loss_terms(training), 1)
-            ],
+            [Series(name, smoothed(_points(training, name)), color) for color, name in enumerate(terms, 1)],
             title="Loss terms, smoothed",
         ),
         line_chart([Series("learning rate", _points(training, "learning_rate"))], title="Learning rate"),
@@ -151,24 +154,12 @@ def _charts(training: Sequence[Mapping[str, float]], metrics: Sequence[Mapping[s
     ]
 
 
-_AP_LINES = (("IoU=0.5:0.95", "AP"), ("IoU=0.5", "AP50"))
-
-
 def _raw_and_smooth(name: str, points: Sequence[Point], color: int) -> list[Series]:
     return [Series("raw", points, color, faint=True), Series(name, smoothed(points), color)]
 
 
 def _points(records: Sequence[Mapping[str, float]], name: str) -> list[Point]:
     return [(record["step"], record[name]) for record in records if name in record]
-
-
-def _known(points: Sequence[Point]) -> list[Point]:
-    return [point for point in points if point[1] >= 0]
-
-
-def _loss_terms(training: Sequence[Mapping[str, float]]) -> list[str]:
-    """Names of the loss terms, without those of single pyramid levels."""
-    return [name for name in (training[-1] if training else {}) if name.endswith("_loss") and "/level" not in name]
 
 
 def _score_rows(scores: Mapping[str, CocoScores]) -> list[tuple[str, str, list[str]]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from markupsafe import Markup
@@ -124,8 +124,8 @@ def line_chart(
     y_text: Callable[[float], str] | None = None,
 ) -> Markup:
     """A figure of all `series` on shared axes, with a legend for two lines or more; empty if there are no points."""
-    series = [Series(one.name, _finite(one.points), one.color, one.faint) for one in series]
-    series = [one for one in series if one.points]
+    finite = [[point for point in one.points if math.isfinite(point[1])] for one in series]
+    series = [replace(one, points=thinned(points)) for one, points in zip(series, finite, strict=True) if points]
     if not series:
         return Markup("")
     plot = _plot_of(series)
@@ -239,10 +239,6 @@ def _round_step(rough: float, factors: Sequence[float]) -> float:
     """The smallest of `factors` times a power of ten that is at least `rough`."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in factors if factor * power >= rough * 0.999)
-
-
-def _finite(points: Sequence[Point]) -> list[Point]:
-    return thinned([point for point in points if math.isfinite(point[1])])
 
 
 def _plot_of(series: Sequence[Series]) -> _Plot:

@@ -44,7 +44,7 @@ def drawn_truth(store: AnnotationStore, index: int) -> Picture:
     record = store.image(index)
     picture = read_image(record.path, image_id=record.id)
     factor = _enlargement(picture)
-    objects = clean_instances(record, store.instances(index)).objects
+    objects = clean_instances(store.instances(index)).objects
     masks = []
     for number in range(len(objects)):
         rle = objects.rle(number)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from coco_files import annotation, coco_tree, square
 
-from maskfleet.data.checks.annotations import KINDS, check_annotations, check_split
-from maskfleet.data.checks.problems import Problem, bad_images, raise_for, summarise
+from maskfleet.data.checks.annotations import check_annotations, check_split
+from maskfleet.data.checks.problems import KINDS, Problem, bad_images, raise_for, summarise
 from maskfleet.data.checks.self_intersection import MAX_TESTED_POINTS, self_crossing_parts
 from maskfleet.data.image_header import read_image_header
 from maskfleet.data.store.annotations import AnnotationStore, clean_instances, open_store
@@ -73,7 +73,7 @@ def split(write_split: WriteSplit) -> SplitPaths:
     return write_split(coco_tree(annotation(1), annotation(2, image_id=2)))
 
 
-def test_a_sound_set_has_no_problems(split: SplitPaths) -> None:
+def test_a_valid_data_set_has_no_problems(split: SplitPaths) -> None:
     assert check(split) == []
     assert summarise([]) == "no problems found"
 
@@ -229,7 +229,7 @@ def test_a_bad_annotation_is_named_and_the_others_are_not(fault: str, write_spli
     assert problem.remedy
 
 
-def test_a_box_that_sticks_out_by_a_rounding_is_let_pass(write_split: WriteSplit) -> None:
+def test_a_box_outside_by_a_rounding_error_is_accepted(write_split: WriteSplit) -> None:
     split = write_split(coco_tree(annotation(1, bbox=[-0.4, 10, 64.9, 20])))
     assert check(split) == []
 
@@ -265,7 +265,9 @@ def test_a_category_id_used_twice_is_named(write_split: WriteSplit) -> None:
         ({"images": [], "annotations": []}, ["no-images", "no-annotations"]),
     ],
 )
-def test_an_empty_list_is_a_fault_of_the_set(change: dict[str, Any], kinds: list[str], write_split: WriteSplit) -> None:
+def test_an_empty_list_is_an_error_of_the_whole_split(
+    change: dict[str, Any], kinds: list[str], write_split: WriteSplit
+) -> None:
     problems = check(write_split(coco_tree() | change))
     assert [problem.kind for problem in problems] == kinds
     for on_bad in ("error", "skip"):
@@ -368,7 +370,7 @@ def test_what_is_wrong_with_boxes_is_just_what_cleaning_leaves_out(write_split: 
     store = open_store(write_split(coco_tree(*records)))
     unusable = {"box-empty", "box-negative", "box-outside", "box-not-finite"}
     named = {problem.annotation_id for problem in check_annotations(store) if problem.kind in unusable}
-    kept = set(clean_instances(store.image(0), store.instances(0)).ids.tolist())
+    kept = set(clean_instances(store.instances(0)).ids.tolist())
     assert named == set(range(300)) - kept
     assert 50 < len(named) < 290
 

@@ -227,7 +227,7 @@ def test_voc_without_lists_is_one_split(voc: Path, tmp_path: Path) -> None:
     assert convert(voc, tmp_path / "coco", form="voc").num_images == 3
 
 
-def test_voc_xml_that_is_cut_off_is_named(voc: Path, tmp_path: Path) -> None:
+def test_truncated_voc_xml_is_named(voc: Path, tmp_path: Path) -> None:
     whole = (voc / "Annotations/one.xml").read_text()
     (voc / "Annotations/one.xml").write_text(whole[:-40])
     with pytest.raises(DataError, match=r"one\.xml: not valid XML"):

@@ -12,7 +12,7 @@ import pytest
 from coco_files import annotation, coco_tree, square
 from parsed_page import Page
 
-from maskfleet.data.checks.annotations import KINDS
+from maskfleet.data.checks.problems import KINDS
 from maskfleet.data.inspect.draw import draw_problem_sample, draw_sample
 from maskfleet.data.inspect.page import render_page, write_page
 from maskfleet.data.inspect.report import Report, Resize, inspect_splits, report_json, splits_to_inspect
@@ -71,7 +71,7 @@ def test_the_counted_objects_are_those_that_training_uses(write_split: WriteSpli
     ]
     store = open_store(write_split(coco_tree(*records, images=5)))
     table = object_table(store)
-    expected = [clean_instances(store.image(index), store.instances(index)) for index in range(len(store))]
+    expected = [clean_instances(store.instances(index)) for index in range(len(store))]
     assert table.rows.tolist() == [row for clean in expected for row in clean.rows.tolist()]
     assert np.array_equal(table.boxes, np.concatenate([clean.boxes for clean in expected]))
     assert 20 < len(table.rows) < 150
@@ -235,7 +235,7 @@ def test_absurd_numbers_can_be_drawn(change: dict[str, object], write_split: Wri
     assert draw_sample(open_store(split), 0) is not None
 
 
-def test_a_jpeg_that_is_cut_off_shows_what_is_left(write_split: WriteSplit, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_truncated_jpeg_shows_what_is_left(write_split: WriteSplit, capfd: pytest.CaptureFixture[str]) -> None:
     split = write_split(coco_tree(annotation(1), images=1))
     path = split.images / "1.jpg"
     path.write_bytes(path.read_bytes()[:1500])

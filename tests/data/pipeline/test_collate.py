@@ -129,7 +129,7 @@ def test_a_broken_run_length_mask_is_named(write_split: WriteSplit) -> None:
 JITTER = prepared(DOUBLED, Flip(0.0), ScaleJitter((2.0, 2.0)))
 
 
-def seeds_with_offset(wanted: Callable[[Geometry], bool], split: SplitPaths, canvas: tuple[int, int]) -> Sample:
+def sample_with_offset(wanted: Callable[[Geometry], bool], split: SplitPaths, canvas: tuple[int, int]) -> Sample:
     """The sample of the first seed whose window is as `wanted`."""
     for seed in range(300):
         sample = sample_of(split, JITTER, canvas=canvas, seed=seed)
@@ -138,12 +138,12 @@ def seeds_with_offset(wanted: Callable[[Geometry], bool], split: SplitPaths, can
     raise AssertionError("no seed gives such a window")
 
 
-def test_a_cut_drops_what_it_leaves_out_and_clips_the_rest(write_split: WriteSplit) -> None:
+def test_a_crop_drops_objects_outside_it_and_clips_the_rest(write_split: WriteSplit) -> None:
     corner = annotation(1, bbox=[0, 0, 10, 10], area=100, segmentation=[square(0, 0, 10)])
     wide = annotation(2, bbox=[20, 20, 40, 20], area=800, segmentation=[[20, 20, 60, 20, 60, 40, 20, 40]])
     split = write_split(coco_tree(corner, wide))
     # 48 x 64 on a 48 x 64 canvas, times 2: 96 x 128, of which the window shows a quarter
-    sample = seeds_with_offset(
+    sample = sample_with_offset(
         lambda geometry: 25 < geometry.offset[0] < 40 and geometry.offset[1] > 50, split, (48, 64)
     )
     top, left = sample.geometry.offset
@@ -153,14 +153,14 @@ def test_a_cut_drops_what_it_leaves_out_and_clips_the_rest(write_split: WriteSpl
     np.testing.assert_array_equal(sample.boxes, [wanted])
 
 
-def test_the_box_of_a_cut_object_is_that_of_its_visible_part(write_split: WriteSplit) -> None:
+def test_the_box_of_a_cropped_object_is_that_of_its_visible_part(write_split: WriteSplit) -> None:
     # an L: a wide foot at the bottom, a thin leg at the left
     leg = [[4, 4, 8, 4, 8, 40, 60, 40, 60, 44, 4, 44]]
     y, x = np.mgrid[:48, :64]
     bitmap = ((x >= 4) & (x < 8) & (y >= 4) & (y < 44)) | ((x >= 4) & (x < 60) & (y >= 40) & (y < 44))
     changes = {"bbox": [4, 4, 56, 40], "area": 352}
     tree = coco_tree(annotation(1, segmentation=leg, **changes), annotation(2, segmentation=packed(bitmap), **changes))
-    sample = seeds_with_offset(
+    sample = sample_with_offset(
         lambda geometry: geometry.offset[0] < 8 and geometry.offset[1] < 8, write_split(tree), (48, 64)
     )
     top, left = sample.geometry.offset
@@ -171,7 +171,7 @@ def test_the_box_of_a_cut_object_is_that_of_its_visible_part(write_split: WriteS
 def test_an_object_whose_box_is_in_the_window_but_not_itself_is_dropped(write_split: WriteSplit) -> None:
     foot = [[60, 4, 63, 4, 63, 47, 4, 47, 4, 44, 60, 44]]  # right and bottom border only
     tree = coco_tree(annotation(1, segmentation=foot, bbox=[4, 4, 59, 43], area=300))
-    sample = seeds_with_offset(
+    sample = sample_with_offset(
         lambda geometry: geometry.offset[0] < 30 and geometry.offset[1] < 40, write_split(tree), (48, 64)
     )
     assert len(sample.boxes) == len(sample.outlines) == len(sample.labels) == 0

@@ -68,7 +68,7 @@ def test_a_broken_file_is_named_with_its_image_id(tmp_path: Path, content: bytes
         read_image(tmp_path / "bad.jpg", image_id=42)
 
 
-def test_a_cut_off_jpeg_is_refused_though_opencv_would_fill_it_up(tmp_path: Path) -> None:
+def test_a_truncated_jpeg_is_refused_though_opencv_would_fill_it_up(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.jpg", SMOOTH)
     data = path.read_bytes()
     path.write_bytes(data[: len(data) * 2 // 3])

@@ -71,7 +71,7 @@ def test_flip_mirrors_pixels_and_points_alike() -> None:
     assert moved.sum() == image.sum()
 
 
-def test_points_follow_the_pixels_through_a_cut_and_a_flip() -> None:
+def test_points_follow_the_pixels_through_a_crop_and_a_flip() -> None:
     geometry = Geometry((50, 100), (100, 200), (10, 30), (60, 80), flip=True)
     moved = move_points(np.array([[20.0, 10.0]]), geometry)
     np.testing.assert_array_equal(moved, [[80 - (40 - 30), 20 - 10]])

@@ -79,7 +79,7 @@ def ids_of(batches: list[Batch]) -> list[int]:
     return [image_id for batch in batches for image_id in batch.image_ids.tolist()]
 
 
-def test_two_ranks_with_two_workers_see_each_image_once_an_epoch(shapes: Path) -> None:
+def test_two_ranks_with_two_workers_see_each_image_once_per_epoch(shapes: Path) -> None:
     config = run_config(shapes, num_workers=2, train={"images_per_gpu": 1})
     loaders = [train_loader(config, rank=rank, world_size=2) for rank in range(2)]
     assert loaders[0].steps_per_pass == NUM_TRAIN // 2
@@ -115,7 +115,7 @@ def test_a_fresh_process_resumes_from_the_saved_state_alone(shapes: Path) -> Non
             assert_same_bits(batch, wanted)
 
 
-def test_with_other_ranks_a_run_goes_on_with_the_images_not_yet_seen(shapes: Path) -> None:
+def test_with_another_number_of_ranks_a_run_continues_with_the_unseen_images(shapes: Path) -> None:
     config = run_config(shapes, train={"images_per_gpu": 1})
     before = [train_loader(config, rank=rank, world_size=3) for rank in range(3)]
     seen = [image for loader in before for image in ids_of(list(loader.batches(0, 3)))]
@@ -152,7 +152,7 @@ def test_without_buckets_a_batch_is_padded_to_its_largest_image(shapes: Path) ->
         assert list(batch.images.pixels.shape[-2:]) == wanted.tolist()
 
 
-def test_passes_augment_an_image_differently_and_seeds_follow(shapes: Path) -> None:
+def test_each_pass_augments_an_image_with_another_seed(shapes: Path) -> None:
     loader = train_loader(run_config(shapes, train={"images_per_gpu": 1}))
     shown: dict[int, list[Batch]] = {}
     for batch in loader.batches(0, NUM_TRAIN * 2):
@@ -289,7 +289,7 @@ def test_evaluation_without_a_vanished_file_says_so(damaged: Path, caplog: pytes
     assert "evaluation continues without it" in caplog.text
 
 
-def test_a_killed_worker_is_reported_and_the_loader_can_go_on(shapes: Path) -> None:
+def test_a_killed_worker_is_reported_and_the_loader_can_continue(shapes: Path) -> None:
     loader = train_loader(run_config(shapes, num_workers=1))
     batches = loader.batches(0, 500)
     first = next(batches)

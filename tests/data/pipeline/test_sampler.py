@@ -55,7 +55,7 @@ def test_repeats_only_fill_the_last_batch_of_a_bucket(buckets: np.ndarray, batch
     shown = Counter(
         (image, copy) for p in planned_of_pass(order, 0) for image, copy in zip(p.images, p.copies, strict=True)
     )
-    assert set(shown.values()) == {1}, "a repeat has a number of its own, so that it is augmented anew"
+    assert set(shown.values()) == {1}, "a repeat has a number of its own, so that it is augmented differently"
 
 
 @given(bucket_lists, batch_sizes, worlds, groups)
@@ -70,7 +70,7 @@ def test_all_ranks_together_take_the_stream_in_order_and_each_has_a_batch_at_eve
     assert set(images_of(taken[: order.batches_per_pass])) == set(range(len(buckets)))
 
 
-def test_two_passes_and_two_seeds_differ_in_order() -> None:
+def test_the_order_depends_on_the_pass_and_the_seed() -> None:
     buckets = np.zeros(50, int)
     orders = [TrainOrder(buckets, images_per_batch=2, seed=seed) for seed in (1, 2)]
     first, second = (images_of(planned_of_pass(orders[0], index)) for index in (0, 1))
@@ -161,10 +161,10 @@ def test_evaluation_takes_every_image_once_over_all_ranks(buckets: np.ndarray, b
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_image_seeds_are_stable_and_differ_in_every_part() -> None:
+def test_an_image_seed_is_stable_and_depends_on_every_argument() -> None:
     base = (1234, 0, 0, 139, 0)
     others = [tuple(value + (index == part) for index, value in enumerate(base)) for part in range(5)]
-    seeds = [image_seed(*values) for values in (base, *others, (1234, 0, 0, -5, 0))]
-    assert len(set(seeds)) == 7
-    assert all(0 <= seed < 2**63 for seed in seeds)
+    drawn = [image_seed(*values) for values in (base, *others, (1234, 0, 0, -5, 0))]
+    assert len(set(drawn)) == 7
+    assert all(0 <= seed < 2**63 for seed in drawn)
     assert image_seed(*base) == 250668375911930785, "another number would change every resumed run"

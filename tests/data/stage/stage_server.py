@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from flaky_s3 import FlakyS3
 
-from maskfleet.data.stage.stage import Staged, check, stage
+from maskfleet.data.stage.stage import Staged, stage
 
 
 def direct(s3: FlakyS3) -> Any:
@@ -58,7 +58,7 @@ def bring(source: object, destination: object, **options: Any) -> Staged:
 
 
 def recheck(source: object, destination: object, **options: Any) -> Staged:
-    return check(str(source), str(destination), workers=4, progress=lambda tally: None, **options)
+    return stage(str(source), str(destination), workers=4, progress=lambda tally: None, **options, check=True)
 
 
 def numbered(count: int) -> dict[str, bytes]:

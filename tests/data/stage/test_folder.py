@@ -18,7 +18,7 @@ import pytest
 from maskfleet.data.stage import folder as stage_folder
 from maskfleet.data.stage.folder import Folder
 from maskfleet.data.stage.manifest import Item
-from maskfleet.data.stage.stage import Staged, check, stage
+from maskfleet.data.stage.stage import Staged, stage
 from maskfleet.errors import DataError
 from maskfleet.system.lock import LockHeldError, NoLocksError
 
@@ -65,10 +65,10 @@ def test_an_edited_file_of_the_same_length_is_copied_again(source: Path, tmp_pat
 def test_check_sees_an_edit_at_the_source_but_not_a_mere_touch(source: Path, tmp_path: Path) -> None:
     bring(source, tmp_path / "there")
     os.utime(source / "train2017/2.jpg", ns=(1, 1))
-    assert check(str(source), str(tmp_path / "there"), progress=lambda tally: None).files == 4
+    assert stage(str(source), str(tmp_path / "there"), check=True, progress=lambda tally: None).files == 4
     write(source, {"train2017/1.jpg": b"ONE"})
     with pytest.raises(DataError, match=r"'train2017/1\.jpg' changed at the source"):
-        check(str(source), str(tmp_path / "there"), progress=lambda tally: None)
+        stage(str(source), str(tmp_path / "there"), check=True, progress=lambda tally: None)
 
 
 def test_files_that_the_source_lost_are_left_and_mentioned(source: Path, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_files_of_others_in_the_destination_are_left_alone(source: Path, tmp_pat
     assert seen(tmp_path / "there") == {**FILES, "logs/mine.txt": b"mine"}
 
 
-def test_a_staged_folder_can_be_staged_on(source: Path, tmp_path: Path) -> None:
+def test_a_staged_folder_can_be_a_source(source: Path, tmp_path: Path) -> None:
     bring(source, tmp_path / "one")
     bring(tmp_path / "one", tmp_path / "two")
     assert seen(tmp_path / "two") == FILES
@@ -104,7 +104,7 @@ def test_links_are_followed_and_one_without_end_is_named(source: Path, tmp_path:
         bring(source, tmp_path / "again")
 
 
-def test_what_is_no_file_is_refused_and_named(source: Path, tmp_path: Path) -> None:
+def test_anything_but_a_regular_file_is_refused_and_named(source: Path, tmp_path: Path) -> None:
     os.mkfifo(source / "pipe")
     (source / "dangling").symlink_to("nowhere")
     (source / os.fsdecode(b"latin-\xff.jpg")).write_bytes(b"x")
@@ -143,7 +143,7 @@ def test_a_file_where_a_folder_must_be_is_named(source: Path, tmp_path: Path) ->
         ("empty", "there", "there are no files in empty"),
     ],
 )
-def test_places_that_make_no_sense_are_refused(
+def test_locations_that_make_no_sense_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, destination: str, message: str
 ) -> None:
     monkeypatch.chdir(write(tmp_path, {"a-file": b"x", "set/inside/x": b"x"}))
@@ -152,7 +152,7 @@ def test_places_that_make_no_sense_are_refused(
         bring(source, destination)
 
 
-def test_a_disk_that_gets_full_is_said_and_the_rest_goes_on_later(
+def test_a_full_disk_is_reported_and_staging_resumes_later(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Folder.store
@@ -221,7 +221,7 @@ def test_a_folder_that_may_not_be_written(source: Path, tmp_path: Path) -> None:
         bring(source, tmp_path / "there")
 
 
-def test_what_a_refused_write_means_is_said() -> None:
+def test_a_refused_write_is_explained() -> None:
     for code in (errno.EACCES, errno.EROFS):
         error = stage_folder.folder_error(OSError(code, os.strerror(code), "/efs/data"), "/efs/data")
         assert "/efs/data" in error.what
@@ -229,7 +229,7 @@ def test_what_a_refused_write_means_is_said() -> None:
     assert "ESTALE" not in str(stage_folder.folder_error(OSError(errno.ESTALE, "Stale file handle"), "/efs/data"))
 
 
-def test_a_file_system_without_locks_is_said(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_reported(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(file: int, operation: int) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")  # as Lustre does without the option
 
@@ -239,7 +239,7 @@ def test_a_file_system_without_locks_is_said(source: Path, tmp_path: Path, monke
     assert "option flock" in caught.value.remedy
 
 
-def test_a_torn_journal_is_read_up_to_the_tear(source: Path, tmp_path: Path) -> None:
+def test_a_truncated_journal_is_read_up_to_its_last_complete_line(source: Path, tmp_path: Path) -> None:
     bring(source, tmp_path / "there")
     manifest = tmp_path / "there" / "manifest.jsonl"
     journal = tmp_path / "there" / ".maskfleet-stage" / "journal.jsonl"
@@ -269,10 +269,10 @@ def test_memory_stays_flat_for_large_files(tmp_path: Path) -> None:
 
 def test_check_of_a_folder_that_was_never_staged(source: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
-        check(str(source), str(tmp_path / "there"), progress=lambda tally: None)
+        stage(str(source), str(tmp_path / "there"), check=True, progress=lambda tally: None)
     write(tmp_path / "there", FILES)
     with pytest.raises(DataError, match="has no manifest"):
-        check(str(source), str(tmp_path / "there"), progress=lambda tally: None)
+        stage(str(source), str(tmp_path / "there"), check=True, progress=lambda tally: None)
 
 
 def test_check_only_reads_where_it_may_not_write(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,10 +282,10 @@ def test_check_only_reads_where_it_may_not_write(source: Path, tmp_path: Path, m
     monkeypatch.setattr(
         os, "access", lambda path, mode: False
     )  # as on FSx what it has imported itself; root may always
-    assert check(str(source), str(there), progress=lambda tally: None).files == 4
+    assert stage(str(source), str(there), check=True, progress=lambda tally: None).files == 4
     (there / "train2017/1.jpg").unlink()
     with pytest.raises(DataError, match=r"'train2017/1\.jpg' is missing") as caught:
-        check(str(source), str(there), progress=lambda tally: None)
+        stage(str(source), str(there), check=True, progress=lambda tally: None)
     assert "as a user who may write there" in caught.value.remedy
     assert (there / "manifest.jsonl").exists()
     assert not (there / ".maskfleet-stage").exists()

@@ -80,8 +80,8 @@ def test_no_accepted_name_leads_out_of_the_folder(path: str) -> None:
 
 def test_the_index_pages_through_more_files_than_a_page() -> None:
     index = Index()
-    index.load_source(Item(f"{number:05d}", 1, etag="e") for number in range(2500))
-    index.load_present(Item(f"{number:05d}", 1) for number in range(2500))
+    index.load("source", (Item(f"{number:05d}", 1, etag="e") for number in range(2500)))
+    index.load("present", (Item(f"{number:05d}", 1) for number in range(2500)))
     for count, file in enumerate(index.incomplete()):
         if count % 2:
             index.add(FileRecord(file.item.path, 1, "0" * 64, "e"))
@@ -90,7 +90,7 @@ def test_the_index_pages_through_more_files_than_a_page() -> None:
     index.close()
 
 
-def test_files_that_were_copied_are_told_before_the_one_that_ends_all() -> None:
+def test_copied_files_are_reported_before_the_one_that_stops_all() -> None:
     broke = threading.Event()
 
     def rows() -> Iterator[FileState]:
@@ -163,7 +163,7 @@ def test_the_command_ends_with_a_message_and_a_code(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_the_line_tells_rate_and_time_left() -> None:
+def test_the_line_shows_rate_and_time_left() -> None:
     moments = iter([0.0, 10.0, 20.0, 60.0])
     meter = Meter(clock=lambda: next(moments))
     tally = Tally(files=100, total_bytes=1_000_000_000)
@@ -174,6 +174,6 @@ def test_the_line_tells_rate_and_time_left() -> None:
     assert meter.text(tally).endswith("0 B/s, waiting")  # nothing came in the last half minute
 
 
-def test_sizes_read_well() -> None:
+def test_sizes_are_readable() -> None:
     sizes = [0, 999, 1000, 4_200_000, 19_300_000_000, 2.5e12]
     assert [size_text(size) for size in sizes] == ["0 B", "999 B", "1.0 kB", "4.2 MB", "19.3 GB", "2.5 TB"]

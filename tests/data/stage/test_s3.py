@@ -1,4 +1,4 @@
-"""`maskfleet data stage` between folders and a real S3 server (moto): what arrives, what goes on, what is checked."""
+"""`maskfleet data stage` between folders and a real S3 server (moto): what arrives, what resumes, what is checked."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_folder_that_was_filled_by_other_means_is_taken_over(s3: FlakyS3, tmp_
     assert files_in(tmp_path / "fsx") == numbered(4)
 
 
-def test_an_upload_is_verified_and_goes_on_without_a_journal(s3: FlakyS3, tmp_path: Path) -> None:
+def test_an_upload_is_verified_and_resumes_without_a_journal(s3: FlakyS3, tmp_path: Path) -> None:
     folder = write(tmp_path / "mine", numbered(5))
     put(s3, dict(list(numbered(5).items())[:3]))  # what an upload that was killed had sent
     assert bring(folder, "s3://coco-data/sets/coco").files_copied == 2
@@ -171,7 +171,7 @@ def test_a_manifest_can_be_given(s3: FlakyS3, tmp_path: Path) -> None:
     assert bring("s3://coco-data/sets/coco", tmp_path / "efs", manifest=manifest).files_copied == 1
 
 
-def test_check_finds_what_became_bad_and_staging_mends_it(s3: FlakyS3, tmp_path: Path) -> None:
+def test_check_finds_damaged_files_and_staging_fixes_them(s3: FlakyS3, tmp_path: Path) -> None:
     put(s3, numbered(6))
     names = sorted(numbered(6))
     bring("s3://coco-data/sets/coco", tmp_path / "efs")
@@ -205,15 +205,15 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "maskfleet", "data", "stage", *map(str, arguments)]
 
 
-def test_a_killed_staging_leaves_no_half_files_and_goes_on(s3: FlakyS3, tmp_path: Path) -> None:
+def test_a_killed_staging_leaves_no_partial_files_and_resumes(s3: FlakyS3, tmp_path: Path) -> None:
     content = {f"{number:03d}.bin": os.urandom(200_000) for number in range(40)}
     put(s3, content)
-    reached, go_on = threading.Event(), threading.Event()
+    reached, released = threading.Event(), threading.Event()
 
     def hold(request: Request) -> None:
         if len([one for one in s3.gets() if one.endswith(".bin")]) > 20:
             reached.set()
-            go_on.wait(240)
+            released.wait(240)
 
     s3.fault = hold
     with subprocess.Popen(
@@ -222,7 +222,7 @@ def test_a_killed_staging_leaves_no_half_files_and_goes_on(s3: FlakyS3, tmp_path
         assert reached.wait(240)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    go_on.set()
+    released.set()
     s3.fault = lambda request: None
     left = files_in(tmp_path / "efs")
     assert 10 < len(left) < 40
@@ -238,22 +238,22 @@ def test_a_killed_staging_leaves_no_half_files_and_goes_on(s3: FlakyS3, tmp_path
     assert list((tmp_path / "efs" / ".maskfleet-stage").glob("partial*")) == []
 
 
-def test_a_killed_upload_goes_on(s3: FlakyS3, tmp_path: Path) -> None:
+def test_a_killed_upload_resumes(s3: FlakyS3, tmp_path: Path) -> None:
     content = {f"{number:03d}.bin": os.urandom(20_000) for number in range(30)}
     write(tmp_path / "mine", content)
-    reached, go_on = threading.Event(), threading.Event()
+    reached, released = threading.Event(), threading.Event()
 
     def hold(request: Request) -> None:
         if len(s3.puts()) > 15:
             reached.set()
-            go_on.wait(240)
+            released.wait(240)
 
     s3.fault = hold
     with subprocess.Popen(command(tmp_path / "mine", "s3://coco-data/up"), stderr=subprocess.PIPE) as process:
         assert reached.wait(240)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    go_on.set()
+    released.set()
     s3.fault = lambda request: None
     done = bring(tmp_path / "mine", "s3://coco-data/up")
     assert 0 < done.files_copied < 30

@@ -42,7 +42,7 @@ def test_an_object_that_is_also_a_folder_is_refused_and_named(s3: FlakyS3, tmp_p
         bring("s3://coco-data/sets/coco", tmp_path / "efs")
 
 
-def test_bytes_spoilt_on_the_way_are_noticed(s3: FlakyS3, tmp_path: Path) -> None:
+def test_bytes_damaged_in_transit_are_detected(s3: FlakyS3, tmp_path: Path) -> None:
     bring(write(tmp_path / "mine", {"a.jpg": b"jpeg"}), "s3://coco-data/sets/coco")
     s3.fault = lambda request: Spoil() if request.is_get and request.path.endswith("a.jpg") else None
     with pytest.raises(DataError, match=r"'a\.jpg' (has SHA-256|does not fit the checksum)"):
@@ -82,7 +82,7 @@ def test_an_archived_object_is_named_with_what_to_do(s3: FlakyS3, tmp_path: Path
         bring("s3://coco-data/sets/coco", tmp_path / "efs")
 
 
-def test_throttling_is_waited_out(s3: FlakyS3, tmp_path: Path) -> None:
+def test_throttled_requests_are_retried(s3: FlakyS3, tmp_path: Path) -> None:
     put(s3, numbered(4))
     refused: list[Request] = []
 
@@ -122,14 +122,14 @@ def test_no_such_bucket(s3: FlakyS3, tmp_path: Path) -> None:
         bring(write(tmp_path / "mine", {"a": b"a"}), "s3://no-such-bucket/x")
 
 
-def test_no_right_to_list(s3: FlakyS3, tmp_path: Path) -> None:
+def test_no_permission_to_list(s3: FlakyS3, tmp_path: Path) -> None:
     s3.fault = lambda request: Answer(403, "AccessDenied")
     with pytest.raises(DataError, match=r"not allowed to list s3://coco-data/sets/coco \(403\)") as caught:
         bring("s3://coco-data/sets/coco", tmp_path / "efs")
     assert "s3:ListBucket" in caught.value.remedy
 
 
-def test_no_right_to_read_ends_it_at_once(s3: FlakyS3, tmp_path: Path) -> None:
+def test_no_permission_to_read_stops_at_once(s3: FlakyS3, tmp_path: Path) -> None:
     put(s3, numbered(200))
     deny = {"Effect": "Deny", "Principal": "*", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::coco-data/*"}
     client = direct(s3)
@@ -175,7 +175,7 @@ def test_an_empty_prefix(s3: FlakyS3, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3://B/x", "s3://a", "s3:///x", "gs://bucket/x", "https://bucket/x"])
-def test_a_place_that_is_none_is_refused(url: str, tmp_path: Path) -> None:
+def test_an_invalid_location_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"write s3://bucket/prefix"):
         bring(url, tmp_path)
 

@@ -120,7 +120,7 @@ def test_reopening_neither_hashes_nor_builds_again(split: SplitPaths, monkeypatc
         raise AssertionError("not again")
 
     monkeypatch.setattr(store_build, "_build", forbidden)
-    monkeypatch.setattr(store_build, "_sha256", forbidden)
+    monkeypatch.setattr(store_build, "sha256", forbidden)
     assert len(open_store(split)) == 3
 
 
@@ -189,7 +189,7 @@ def test_nowhere_to_write_is_named(split: SplitPaths, tmp_path: Path) -> None:
         open_store(split, cache_dir=tmp_path / "file")
 
 
-def test_a_store_that_is_there_opens_where_nothing_can_be_written(
+def test_an_existing_store_opens_where_nothing_can_be_written(
     split: SplitPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = open_store(split).path
@@ -212,7 +212,7 @@ def test_a_user_without_a_home_has_a_cache_in_the_temporary_folder(monkeypatch: 
 
 
 def test_a_file_that_changes_while_it_is_read_is_named(split: SplitPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_build, "_sha256", lambda path: "0" * 64)
+    monkeypatch.setattr(store_build, "sha256", lambda path: "0" * 64)
     with pytest.raises(DataError, match="changed while it was read"):
         open_store(split)
 
@@ -330,7 +330,7 @@ CLEANING = {
 def test_cleaning_follows_tensorpack(case: str, write_split: WriteSplit) -> None:
     record, expected = CLEANING[case]
     store = open_store(write_split(coco_tree(record)))
-    cleaned = clean_instances(store.image(0), store.instances(0))
+    cleaned = clean_instances(store.instances(0))
     assert cleaned.boxes.tolist() == ([] if expected is None else [expected])
     assert images_with_objects(store).tolist() == ([0] if expected is not None and case != "crowd" else [])
 
@@ -338,11 +338,7 @@ def test_cleaning_follows_tensorpack(case: str, write_split: WriteSplit) -> None
 def test_images_with_objects_do_not_depend_on_the_block_size(write_split: WriteSplit) -> None:
     records = [annotation(n, image_id=n % 7 + 1, area=n % 5, iscrowd=n % 2) for n in range(60)]
     store = open_store(write_split(coco_tree(*records, images=8), with_images=False))
-    expected = [
-        index
-        for index in range(len(store))
-        if len(clean_instances(store.image(index), store.instances(index)).objects) > 0
-    ]
+    expected = [index for index in range(len(store)) if len(clean_instances(store.instances(index)).objects) > 0]
     assert images_with_objects(store, rows_per_block=7).tolist() == expected
     assert images_with_objects(store).tolist() == expected
 

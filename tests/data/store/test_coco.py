@@ -59,7 +59,7 @@ def test_images_may_lie_in_a_folder_named_images(tmp_path: Path) -> None:
     assert find_split(root, "val2017").images == root / "images" / "val2017"
 
 
-def test_an_unknown_split_names_those_that_are_there(tmp_path: Path) -> None:
+def test_an_unknown_split_lists_the_existing_ones(tmp_path: Path) -> None:
     root = make_root(tmp_path, ["val2017", "mine"], ["val2017"])
     with pytest.raises(DataError, match="train2017") as error:
         find_split(root, "train2017")
@@ -115,7 +115,7 @@ def test_a_bad_box_becomes_nan_and_a_missing_area_that_of_the_box() -> None:
     assert coco.ann_area[1] == 20
 
 
-def test_cut_off_json_names_line_and_column() -> None:
+def test_truncated_json_names_line_and_column() -> None:
     text = json.dumps(coco_tree(annotation(1)), indent=1)
     cut = text[: text.index('"bbox"') + 3]
     line = cut.count("\n") + 1
@@ -123,7 +123,7 @@ def test_cut_off_json_names_line_and_column() -> None:
         read_coco(cut, HERE)
 
 
-def test_broken_json_names_where_without_calling_it_cut_off() -> None:
+def test_broken_json_names_the_position_without_calling_it_truncated() -> None:
     with pytest.raises(DataError, match=r"line 2, column 3") as error:
         read_coco('{"images": [],\n  annotations: []}' + " " * 50 + "}" * 50, HERE)
     assert "truncated" not in error.value.what
@@ -185,7 +185,7 @@ def test_long_and_short_runs_come_back(runs: list[int]) -> None:
 
 
 @pytest.mark.parametrize("text", [b"abc\xff", b"0 1", b"P", b"PPPPPPPPPPPPPPPPPP0"])
-def test_text_that_packs_no_runs_is_refused(text: bytes) -> None:
+def test_text_that_encodes_no_runs_is_refused(text: bytes) -> None:
     with pytest.raises(RleError):
         runs_from_text(text)
 

@@ -11,31 +11,14 @@ from contextlib import contextmanager
 
 import cv2
 
-from maskfleet.data.checks.problems import Problem, Severity
+from maskfleet.data.checks.problems import KINDS, Problem, problem_of
 from maskfleet.data.image_header import ImageFileError, ImageHeader, read_image_header
+from maskfleet.data.pipeline.decode import DECODE_FLAGS
 from maskfleet.data.store.annotations import AnnotationStore, ImageRecord
 
 Progress = Callable[[int, int], None]
 CHUNK = 64
 DECODER_MESSAGES = (b"Premature end of JPEG", b"Corrupt JPEG", b"libpng error", b"libpng warning: IDAT")
-
-# kind: (severity, remedy)
-IMAGE_KINDS: dict[str, tuple[Severity, str]] = {
-    "image-missing": ("error", "copy the missing images, or remove them from the annotation file"),
-    "image-empty": ("error", "copy the file again; it is empty"),
-    "image-corrupt": ("error", "copy or download the file again; compare checksums with the original"),
-    "image-truncated": ("error", "copy or download the file again; its end is missing"),
-    "image-size": ("error", "correct width and height in the annotation file, or restore the original image"),
-    "image-grey": ("warning", "nothing to do: its channel is copied to blue, green and red"),
-    "image-cmyk": ("warning", "convert it to RGB if exact colours matter: the decoder's conversion is approximate"),
-    "image-alpha": ("warning", "nothing to do: the alpha channel is dropped"),
-    "image-16bit": ("warning", "nothing to do: only the upper 8 bits of each channel are used"),
-    "image-rotated": (
-        "warning",
-        "nothing to do if the boxes were drawn on the stored pixels, as in COCO: the EXIF orientation is ignored; "
-        "otherwise rotate the image file",
-    ),
-}
 
 Fault = tuple[str, str]  # kind, what
 
@@ -47,9 +30,7 @@ def check_images(
     problems: list[Problem] = []
     for index, faults in enumerate(_all_faults(store, decode, workers)):
         record = store.image(index)
-        for kind, what in faults:
-            severity, remedy = IMAGE_KINDS[kind]
-            problems.append(Problem(kind, severity, record.id, None, record.path, what, remedy))
+        problems += [problem_of(kind, what, record.path, record.id) for kind, what in faults]
         if progress is not None:
             progress(index + 1, len(store))
     return problems
@@ -76,11 +57,10 @@ def faults_of_decoded_image(record: ImageRecord) -> list[Fault]:
     Damage inside a JPEG that keeps its number of blocks decodes without a message and is not found.
     """
     faults = faults_of_image(record)
-    if any(IMAGE_KINDS[kind][0] == "error" for kind, _ in faults):
+    if any(KINDS[kind][0] == "error" for kind, _ in faults):
         return faults
-    flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
-    with _captured_stderr() as messages:
-        pixels = cv2.imread(str(record.path), flags)
+    with captured_stderr() as messages:
+        pixels = cv2.imread(str(record.path), DECODE_FLAGS)
         output = messages()
     if pixels is None:
         return [*faults, ("image-corrupt", f"{record.path.name} cannot be decoded")]
@@ -102,17 +82,14 @@ def _header_faults(record: ImageRecord, header: ImageHeader) -> list[Fault]:
         if header.orientation >= 5 and (header.height, header.width) == (record.width, record.height):
             what += "; EXIF rotates it by 90 degrees, and the annotations seem to be for the rotated image"
         faults.append(("image-size", what))
-    if header.colour == "grey":
-        faults.append(("image-grey", f"{name} is grayscale"))
-    if header.colour == "cmyk":
-        faults.append(("image-cmyk", f"{name} has CMYK channels"))
-    if header.has_alpha:
-        faults.append(("image-alpha", f"{name} has an alpha channel"))
-    if header.bits > 8:
-        faults.append(("image-16bit", f"{name} has {header.bits} bits per channel"))
-    if header.orientation != 1:
-        faults.append(("image-rotated", f"{name} has EXIF orientation {header.orientation}"))
-    return faults
+    found = {
+        "image-grey": (header.colour == "grey", "is grayscale"),
+        "image-cmyk": (header.colour == "cmyk", "has CMYK channels"),
+        "image-alpha": (header.has_alpha, "has an alpha channel"),
+        "image-16bit": (header.bits > 8, f"has {header.bits} bits per channel"),
+        "image-rotated": (header.orientation != 1, f"has EXIF orientation {header.orientation}"),
+    }
+    return faults + [(kind, f"{name} {what}") for kind, (applies, what) in found.items() if applies]
 
 
 def _size_fault(record: ImageRecord, width: int, height: int) -> str:
@@ -136,7 +113,7 @@ def _all_faults(store: AnnotationStore, decode: bool, workers: int) -> Iterator[
 
 
 @contextmanager
-def _captured_stderr() -> Iterator[Callable[[], bytes]]:
+def captured_stderr() -> Iterator[Callable[[], bytes]]:
     """Redirect stderr, which C libraries write to, into a file; yields a function that reads it."""
     with tempfile.TemporaryFile() as file:
         kept = os.dup(2)

@@ -21,12 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from maskfleet.data.convert.source import (
+    SPLITS,
     Annotation,
     FaultError,
     ReadProgress,
     SourceImage,
     SourceSet,
     box_annotation,
+    collected,
     image_size,
     mask_annotation,
     polygon_annotation,
@@ -34,7 +36,6 @@ from maskfleet.data.convert.source import (
 )
 from maskfleet.errors import DataError
 
-SPLITS = ("train", "val", "test")
 NOT_OBJECTS = {"__ignore__", "_background_"}
 CIRCLE_POINTS = 64
 SKIPPED_KINDS = {"line", "linestrip", "point", "points"}
@@ -57,10 +58,8 @@ def read_labelme(root: Path, progress: ReadProgress) -> SourceSet:
     faults: list[str] = []
     documents: list[_Document] = []
     for number, file in enumerate(files, 1):
-        try:
+        with collected(faults, f"{file}: "):
             documents.append(_document(file))
-        except FaultError as error:
-            faults.append(f"{file}: {error}")
         progress(number, len(files))
     categories = _categories(root, documents)
     skipped: Counter[str] = Counter()
@@ -137,16 +136,12 @@ def _annotations(
             continue
         group = shape.get("group_id")
         key = (label, index, None) if group is None else (label, None, str(group))
-        try:
-            object_ = _object(shape, kind, numbers[label], document.size)
-        except FaultError as error:
-            faults.append(f"{document.file}: shape {index}, {label}: {error}")
-            continue
-        parts = found.get(key)
-        if isinstance(object_, dict) or not isinstance(parts, list):
-            found[key if key not in found else (label, index, str(group))] = object_
-        else:
-            parts += object_
+        with collected(faults, f"{document.file}: shape {index}, {label}: "):
+            object_, parts = _object(shape, kind, numbers[label], document.size), found.get(key)
+            if isinstance(object_, dict) or not isinstance(parts, list):
+                found[key if key not in found else (label, index, str(group))] = object_
+            else:
+                parts += object_
     return [
         polygon_annotation(numbers[key[0]], object_, document.size) if isinstance(object_, list) else object_
         for key, object_ in found.items()

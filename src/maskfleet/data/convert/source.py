@@ -6,7 +6,8 @@ Shapes: n points of a polygon, H x W a mask.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from maskfleet.data.image_header import ImageFileError, read_image_header
 from maskfleet.errors import DataError
 
+SPLITS = ("train", "val", "test")
 MAX_FAULTS_LISTED = 10
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 
@@ -52,6 +54,15 @@ class SourceSet:
 
 class FaultError(ValueError):
     """Something in a source file that cannot be converted; the message says what."""
+
+
+@contextmanager
+def collected(faults: list[str], where: str = "") -> Iterator[None]:
+    """Add a FaultError of the block to `faults`, after `where`, and continue."""
+    try:
+        yield
+    except FaultError as error:
+        faults.append(f"{where}{error}")
 
 
 def raise_faults(faults: Sequence[str], remedy: str) -> None:

@@ -10,16 +10,17 @@ import hotcoco
 
 from maskfleet.data.convert.source import (
     IMAGE_SUFFIXES,
+    SPLITS,
     FaultError,
     ReadProgress,
     SourceImage,
     SourceSet,
+    collected,
     image_size,
     raise_faults,
 )
 from maskfleet.errors import DataError
 
-SPLITS = ("train", "val", "test")
 IMAGE_FOLDERS = ("JPEGImages", "images", ".", "Annotations")
 
 
@@ -42,10 +43,8 @@ def read_voc(root: Path, progress: ReadProgress) -> SourceSet:
     images: list[SourceImage] = []
     faults: list[str] = []
     for number, record in enumerate(tree["images"], 1):
-        try:
+        with collected(faults):
             images.append(_image(root, record, of_image[record["id"]]))
-        except FaultError as error:
-            faults.append(str(error))
         progress(number, len(tree["images"]))
     raise_faults(faults, "put the images into JPEGImages/, or remove their .xml files")
     splits = _splits(root, images)

@@ -16,12 +16,14 @@ import numpy as np
 from maskfleet.config.yaml import plain, read_mapping
 from maskfleet.data.convert.source import (
     IMAGE_SUFFIXES,
+    SPLITS,
     Annotation,
     FaultError,
     ReadProgress,
     SourceImage,
     SourceSet,
     box_annotation,
+    collected,
     image_size,
     polygon_annotation,
     raise_faults,
@@ -29,7 +31,6 @@ from maskfleet.data.convert.source import (
 )
 from maskfleet.errors import ConfigError, DataError
 
-SPLITS = ("train", "val", "test")
 OVERSHOOT = 0.01  # labels are rounded; values further outside 0..1 have another unit
 
 
@@ -37,7 +38,8 @@ def read_yolo(root: Path, progress: ReadProgress) -> SourceSet:
     """The data set whose data.yaml is in `root`."""
     settings, where = _settings(root)
     categories = _category_names(settings.get("names"), where)
-    base = _base_folder(root, settings, where)
+    path = settings.get("path")  # what the paths in data.yaml are relative to, if that exists
+    base = root / path if isinstance(path, str) and (root / path).is_dir() else root
     listed = {split: list(_images_of(base, settings[split], where)) for split in SPLITS if settings.get(split)}
     if not listed:
         raise DataError(
@@ -52,12 +54,10 @@ def read_yolo(root: Path, progress: ReadProgress) -> SourceSet:
         for (path, _), name in zip(found, names, strict=True):
             label_file = _label_file(path)
             unlabelled += not label_file.is_file()
-            try:
+            with collected(faults):
                 size = image_size(path)
                 annotations = _annotations(label_file, len(categories), size, faults)
                 splits[split].append(SourceImage(path, name, *size, annotations))
-            except FaultError as error:
-                faults.append(str(error))
             done += 1
             progress(done, total)
     raise_faults(faults, "fix those files, or remove them; coordinates are fractions of the image's sides, 0 to 1")
@@ -92,21 +92,12 @@ def _category_names(names: Any, where: Path) -> tuple[str, ...]:
     )
 
 
-def _base_folder(root: Path, settings: dict[str, Any], where: Path) -> Path:
-    """The folder that the paths in data.yaml are relative to: its `path` if that exists, else its own folder."""
-    path = settings.get("path")
-    if not isinstance(path, str):
-        return where.parent
-    for folder in (where.parent / path, root):
-        if folder.is_dir():
-            return folder
-    return where.parent
-
-
 def _images_of(base: Path, value: Any, where: Path) -> Iterator[tuple[Path, Path]]:
     """(image, folder that it was found in) for a split's folder, list file, or a list of those."""
     for entry in value if isinstance(value, list) else [value]:
-        path = _existing(base, str(entry))
+        # exports of Roboflow contain ../train/images instead of train/images
+        named = [base / str(entry), base / str(entry).removeprefix("../")]
+        path = next((path for path in named if path.exists()), None)
         if path is None:
             raise DataError(f"{where} names {entry}, which is not under {base}", remedy="correct that path")
         if path.is_dir():
@@ -121,14 +112,6 @@ def _images_of(base: Path, value: Any, where: Path) -> Iterator[tuple[Path, Path
                     remedy="name a folder of images",
                 ) from None
             yield from ((path.parent / line.strip(), path.parent) for line in lines if line.strip())
-
-
-def _existing(base: Path, entry: str) -> Path | None:
-    # exports of Roboflow contain ../train/images instead of train/images
-    for name in (entry, entry.removeprefix("../")):
-        if (base / name).exists():
-            return base / name
-    return None
 
 
 def _label_file(image: Path) -> Path:
@@ -150,10 +133,8 @@ def _annotations(path: Path, num_classes: int, size: tuple[int, int], faults: li
     annotations = []
     for number, line in enumerate(lines, 1):
         if line.strip():
-            try:
+            with collected(faults, f"{path}, line {number}: "):
                 annotations.append(_annotation(line.split(), num_classes, size))
-            except FaultError as error:
-                faults.append(f"{path}, line {number}: {error}")
     return annotations
 
 

@@ -6,9 +6,7 @@ unless a docstring says that they are pixels of the annotation file.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +14,10 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from maskfleet.data.checks.images import captured_stderr
 from maskfleet.data.checks.problems import Problem
-from maskfleet.data.pipeline.decode import DECODE_FLAGS, JPEG_END, JPEG_START
+from maskfleet.data.image_header import JPEG_END, JPEG_START
+from maskfleet.data.pipeline.decode import DECODE_FLAGS
 from maskfleet.data.store.annotations import AnnotationStore, Floats, ImageRecord, InstanceArrays, clean_instances
 from maskfleet.data.store.coco import KIND_POLYGONS
 from maskfleet.rle import RleError, check_runs, rle_pixels, runs_from_text
@@ -56,7 +56,7 @@ def draw_sample(store: AnnotationStore, index: int) -> Image | None:
         return None
     view = _View(_zoom(pixels.shape[0], pixels.shape[1]), 0, 0)
     canvas = _resized(pixels, view.scale)
-    instances = clean_instances(record, store.instances(index))
+    instances = clean_instances(store.instances(index))
     masks = [_mask(instances, number, view, canvas.shape[:2]) for number in range(len(instances))]
     names = [category.name for category in store.categories]
     labels = instances.labels + np.where(instances.crowd, len(names), 0)
@@ -98,7 +98,7 @@ def _pixels(record: ImageRecord) -> Image | None:
     if not len(data):
         return None
     try:
-        with _silent_decoder():
+        with captured_stderr():  # the checks report already what the decoder prints about a broken file
             pixels = cv2.imdecode(data, DECODE_FLAGS)
             if pixels is None and data[:2].tobytes() == JPEG_START:
                 # with an end marker, the decoder returns the existing part of a truncated JPEG
@@ -106,19 +106,6 @@ def _pixels(record: ImageRecord) -> Image | None:
     except cv2.error:  # more pixels than OpenCV accepts
         return None
     return None if pixels is None else np.asarray(pixels, np.uint8)
-
-
-@contextmanager
-def _silent_decoder() -> Iterator[None]:
-    """Hide what C libraries print about a broken file; the checks report it already."""
-    stderr, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, 2)
-    try:
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
-        os.close(devnull)
 
 
 def _zoom(height: float, width: float) -> float:

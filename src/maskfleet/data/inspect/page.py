@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
-from maskfleet.data.checks.problems import Problem
+from maskfleet.data.checks.problems import Problem, kind_counts
 from maskfleet.data.inspect.draw import draw_problem_sample, draw_sample
-from maskfleet.data.inspect.report import Report, SplitReport, kind_counts
+from maskfleet.data.inspect.report import Report, SplitReport
 from maskfleet.data.inspect.selection import SelectedImage
-from maskfleet.data.inspect.statistics import ClassCount, Histogram
+from maskfleet.data.inspect.statistics import Histogram
 from maskfleet.data.store.annotations import AnnotationStore
 from maskfleet.errors import DataError
 from maskfleet.html.charts import Band, bar, bubbles, canvas_outline, histogram, stacked_bar
@@ -42,28 +44,6 @@ class Figure:
     why: str
     legend: str
     problems: tuple[tuple[Problem, int], ...]  # and how many annotations have it
-
-
-@dataclass(frozen=True, slots=True)
-class ProblemRow:
-    """A row of the table of problems."""
-
-    split: str
-    file: str
-    problem: Problem
-
-
-@dataclass(frozen=True, slots=True)
-class SplitView:
-    """What the template needs of one split."""
-
-    report: SplitReport
-    classes: tuple[tuple[ClassCount, Markup], ...]
-    num_unused_classes: int
-    size_bar: Markup
-    charts: tuple[tuple[str, str, Markup], ...]  # title, summary, chart
-    canvas_outlines: tuple[tuple[Markup | None, ...], ...]
-    figures: tuple[Figure, ...]
 
 
 def write_page(report: Report, path: Path, *, progress: Progress | None = None) -> None:
@@ -98,14 +78,12 @@ def expect_replaceable(path: Path) -> None:
 def render_page(report: Report, *, progress: Progress | None = None) -> str:
     """The page as text."""
     total = sum(len(split.samples) + len(split.problem_samples) for split in report.splits)
-    drawn = 0
+    drawn = count(1)
 
     def figure(split: SplitReport, store: AnnotationStore, image: SelectedImage, bad: bool) -> Figure:
-        nonlocal drawn
         made = _figure(split, store, image, bad)
-        drawn += 1
         if progress is not None:
-            progress(drawn, total)
+            progress(next(drawn), total)
         return made
 
     pairs = list(zip(report.splits, report.stores, strict=True))
@@ -126,26 +104,21 @@ def render_page(report: Report, *, progress: Progress | None = None) -> str:
     )
 
 
-def _rows(report: Report) -> list[ProblemRow]:
-    """Problems, errors first, at most MAX_ROWS_PER_KIND of each kind."""
+def _rows(report: Report) -> list[tuple[str, str, Problem]]:
+    """Problems with their splits and files, errors first, at most MAX_ROWS_PER_KIND of each kind."""
     seen: Counter[str] = Counter()
     rows = []
     for split in report.splits:
         for problem in split.problems:
             seen[problem.kind] += 1
             if seen[problem.kind] <= MAX_ROWS_PER_KIND:
-                rows.append(ProblemRow(split.split.name, _file_of(split, problem), problem))
-    return sorted(rows, key=lambda row: (row.problem.severity, row.problem.kind))
-
-
-def _file_of(split: SplitReport, problem: Problem) -> str:
-    """The file of a problem, relative to the image folder if it is inside."""
-    if problem.path is None:
-        return ""
-    return _relative(problem.path, split.split.images)
+                file = _relative(problem.path, split.split.images) if problem.path is not None else ""
+                rows.append((split.split.name, file, problem))
+    return sorted(rows, key=lambda row: (row[2].severity, row[2].kind))
 
 
 def _relative(path: Path, folder: Path) -> str:
+    """The path of a file inside `folder`; only its name if it is elsewhere."""
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else path.name
 
 
@@ -162,7 +135,7 @@ def _figure(split: SplitReport, store: AnnotationStore, sample: SelectedImage, b
         image_id=sample.image_id,
         size=f"{record.width} × {record.height}",
         why=sample.why,
-        legend=", ".join(f"{count} {name}" for name, count in counts.most_common()) or "no annotations",
+        legend=", ".join(f"{number} {name}" for name, number in counts.most_common()) or "no annotations",
         problems=_counted(problems),
     )
 
@@ -171,37 +144,42 @@ def _counted(problems: Sequence[Problem]) -> tuple[tuple[Problem, int], ...]:
     """Problems with their counts; those of the same kind and text are counted together, in order of appearance."""
     counts = Counter((problem.kind, problem.what) for problem in problems)
     first = {(problem.kind, problem.what): problem for problem in reversed(problems)}
-    return tuple((first[key], count) for key, count in counts.items())
+    return tuple((first[key], number) for key, number in counts.items())
 
 
-def _split_view(split: SplitReport, figures: Sequence[Figure]) -> SplitView:
-    classes = sorted(split.classes, key=lambda count: (-count.objects, count.name))
-    most = max((count.objects for count in classes), default=0)
-    sizes = (("small", split.shares.small), ("medium", split.shares.medium), ("large", split.shares.large))
+def _split_view(split: SplitReport, figures: Sequence[Figure]) -> dict[str, Any]:
+    """What the template needs of one split."""
+    classes = sorted(split.classes, key=lambda one: (-one.objects, one.name))
+    most = max((one.objects for one in classes), default=0)
+    sizes = list(dataclasses.asdict(split.shares).items())
     canvases = [canvas for use in split.buckets for canvas in use.canvases]
     longest = max((max(canvas.height or 0, canvas.width or 0) for canvas in canvases), default=0)
-    outlines = tuple(
-        tuple(
+    outlines = [
+        [
             canvas_outline(canvas.height, canvas.width, longest=longest) if canvas.height and canvas.width else None
             for canvas in use.canvases
-        )
+        ]
         for use in split.buckets
-    )
-    return SplitView(
-        report=split,
-        classes=tuple((count, bar(count.objects, most, label=f"{count.objects} objects")) for count in classes),
-        num_unused_classes=sum(count.objects == 0 for count in classes),
-        size_bar=stacked_bar(sizes, title="Objects by COCO's area ranges"),
-        charts=tuple(_charts(split)),
-        canvas_outlines=outlines,
-        figures=tuple(figures),
-    )
+    ]
+    return {
+        "report": split,
+        "classes": [(one, bar(one.objects, most, label=f"{one.objects} objects")) for one in classes],
+        "num_unused_classes": sum(one.objects == 0 for one in classes),
+        "size_bar": stacked_bar(sizes, title="Objects by COCO's area ranges"),
+        "charts": _charts(split),
+        "canvas_outlines": outlines,
+        "figures": figures,
+    }
 
 
 def _charts(split: SplitReport) -> list[tuple[str, str, Markup]]:
+    """Title, summary and drawing of each chart."""
+    points = [(size.width, size.height, size.images) for size in split.sizes.sizes]
+    size_chart = bubbles(points, title="Image widths and heights", step_px=split.sizes.step_px)
+    num_sizes = split.sizes.distinct
     return [
         ("Box size", _median(split.box_size, "{:.0f} px"), _box_size_chart(split.box_size)),
-        ("Image sizes", _sizes_summary(split), _image_size_chart(split)),
+        ("Image sizes", f"{num_sizes:,} distinct size{'' if num_sizes == 1 else 's'}", size_chart),
         ("Box aspect", _median(split.aspect, "{:.2f}"), _aspect_chart(split.aspect)),
         ("Objects per image", _median(split.objects_per_image, "{:g}"), _per_image_chart(split.objects_per_image)),
     ]
@@ -235,7 +213,9 @@ def _aspect_chart(values: Histogram) -> Markup:
         x_label="width ÷ height of the box (log scale): tall ← 1 → wide",
         y_label="objects",
         bin_names=[f"{low:.3g} to {high:.3g}" for low, high in pairwise(values.edges)],
-        x_ticks=[(_position(values, value), _ratio(value)) for value in _octaves(values)],
+        x_ticks=[
+            (_position(values, value), f"{value:g}" if value >= 1 else f"1/{1 / value:g}") for value in _octaves(values)
+        ],
     )
 
 
@@ -254,16 +234,6 @@ def _per_image_chart(values: Histogram) -> Markup:
     )
 
 
-def _image_size_chart(split: SplitReport) -> Markup:
-    points = [(size.width, size.height, size.images) for size in split.sizes.sizes]
-    return bubbles(points, title="Image widths and heights", step_px=split.sizes.step_px)
-
-
-def _sizes_summary(split: SplitReport) -> str:
-    number = split.sizes.distinct
-    return f"{number:,} distinct size{'' if number == 1 else 's'}"
-
-
 def _octaves(values: Histogram) -> list[float]:
     """Powers of two within the edges, at most nine; 1 is among them if it is within."""
     low, high = math.ceil(math.log2(values.edges[0]) - 1e-6), math.floor(math.log2(values.edges[-1]) + 1e-6)
@@ -275,7 +245,3 @@ def _position(values: Histogram, value: float) -> float:
     """The position of `value` in bins, which have equal ratios."""
     ratio = math.log2(values.edges[-1] / values.edges[0]) / len(values.counts)
     return math.log2(value / values.edges[0]) / ratio
-
-
-def _ratio(value: float) -> str:
-    return f"{value:g}" if value >= 1 else f"1/{1 / value:g}"

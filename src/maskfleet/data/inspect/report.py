@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,8 @@ import numpy as np
 from maskfleet import __version__
 from maskfleet.data.checks.annotations import check_split
 from maskfleet.data.checks.problems import Problem
+from maskfleet.data.inspect import statistics
 from maskfleet.data.inspect.selection import SelectedImage, choose_problem_samples, choose_samples
-from maskfleet.data.inspect.statistics import (
-    BucketUse,
-    ClassCount,
-    Histogram,
-    ImageSizes,
-    SizeShares,
-    aspect_histogram,
-    box_size_histogram,
-    bucket_uses,
-    class_counts,
-    image_sizes,
-    object_table,
-    objects_per_image,
-    outline_counts,
-    size_shares,
-)
 from maskfleet.data.store.annotations import AnnotationStore, open_store
 from maskfleet.data.store.coco import SplitPaths, find_split, split_from_paths, split_names
 from maskfleet.errors import DataError
@@ -64,13 +50,13 @@ class SplitReport:
     num_left_out: int  # annotations that training cannot use
     num_empty_images: int  # without objects
     outlines: dict[str, int]
-    classes: tuple[ClassCount, ...]
-    shares: SizeShares
-    box_size: Histogram
-    aspect: Histogram
-    objects_per_image: Histogram
-    sizes: ImageSizes
-    buckets: tuple[BucketUse, ...]
+    classes: tuple[statistics.ClassCount, ...]
+    shares: statistics.SizeShares
+    box_size: statistics.Histogram
+    aspect: statistics.Histogram
+    objects_per_image: statistics.Histogram
+    sizes: statistics.ImageSizes
+    buckets: tuple[statistics.BucketUse, ...]
     problems: tuple[Problem, ...]
     samples: tuple[SelectedImage, ...]
     problem_samples: tuple[SelectedImage, ...]
@@ -146,7 +132,7 @@ def inspect_splits(
     reports = []
     stores = [open_store(split) for split in splits]
     for store in stores:
-        report_progress = _for_split(progress, store.split.name)
+        report_progress = partial(progress, store.split.name) if progress is not None else None
         num_workers = _default_workers(len(store)) if workers is None else workers
         problems = check_split(store, decode=decode, workers=num_workers, progress=report_progress)
         reports.append(_split_report(store, problems, resize, num_samples))
@@ -163,15 +149,8 @@ def report_json(report: Report) -> dict[str, Any]:
         "decoded": report.decoded,
         "resize": dataclasses.asdict(report.resize),
         "notes": list(report.notes),
-        "splits": [_plain(split) for split in report.splits],
+        "splits": json.loads(json.dumps([dataclasses.asdict(split) for split in report.splits], default=str)),
     }
-
-
-def kind_counts(problems: Sequence[Problem]) -> list[tuple[str, str, int]]:
-    """(severity, kind, count), errors first, then by count."""
-    counts = Counter((problem.severity, problem.kind) for problem in problems)
-    ordered = sorted(counts.items(), key=lambda item: (item[0][0], -item[1], item[0][1]))
-    return [(severity, kind, count) for (severity, kind), count in ordered]
 
 
 def _split_of_paths(
@@ -215,31 +194,25 @@ def _default_workers(num_images: int) -> int:
     return min(cores, MAX_WORKERS)
 
 
-def _for_split(progress: Progress | None, name: str) -> Callable[[int, int], None] | None:
-    if progress is None:
-        return None
-    return lambda done, total: progress(name, done, total)
-
-
 def _split_report(store: AnnotationStore, problems: Sequence[Problem], resize: Resize, num_samples: int) -> SplitReport:
-    table = object_table(store)
-    objects = table.select(~table.crowd)
+    table = statistics.object_table(store)
+    objects = table.objects
     return SplitReport(
         split=store.split,
         num_images=len(store),
         num_annotations=store.num_annotations,
-        num_objects=len(objects.owner),
-        num_crowds=len(table.owner) - len(objects.owner),
-        num_left_out=store.num_annotations - len(table.owner),
+        num_objects=len(objects),
+        num_crowds=len(table) - len(objects),
+        num_left_out=store.num_annotations - len(table),
         num_empty_images=len(store) - len(np.unique(objects.owner)),
-        outlines=outline_counts(store),
-        classes=class_counts(store, table),
-        shares=size_shares(objects),
-        box_size=box_size_histogram(objects),
-        aspect=aspect_histogram(objects),
-        objects_per_image=objects_per_image(objects, len(store)),
-        sizes=image_sizes(store),
-        buckets=bucket_uses(store, **dataclasses.asdict(resize)),
+        outlines=statistics.outline_counts(store),
+        classes=statistics.class_counts(store, table),
+        shares=statistics.size_shares(objects),
+        box_size=statistics.box_size_histogram(objects),
+        aspect=statistics.aspect_histogram(objects),
+        objects_per_image=statistics.objects_per_image(objects, len(store)),
+        sizes=statistics.image_sizes(store),
+        buckets=statistics.bucket_uses(store, **dataclasses.asdict(resize)),
         problems=tuple(problems),
         samples=tuple(choose_samples(store, table, problems, count=num_samples)),
         problem_samples=tuple(choose_problem_samples(store, problems, count=num_samples)),
@@ -256,14 +229,3 @@ def _category_notes(stores: Sequence[AnnotationStore]) -> list[str]:
             difference = ", ".join(f"{identity} {name}" for identity, name in sorted(ours ^ theirs)[:5])
             notes.append(f"{stores[0].split.name} and {store.split.name} have different classes: {difference}")
     return notes
-
-
-def _plain(value: Any) -> Any:
-    """`value` with dataclasses as dicts and paths as text."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value

@@ -5,14 +5,14 @@ Shapes: I images, N objects of the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from maskfleet.data.checks.problems import Problem, bad_images
-from maskfleet.data.inspect.statistics import SMALL_AREA, Bools, Ints, ObjectTable
-from maskfleet.data.store.annotations import AnnotationStore
+from maskfleet.data.inspect.statistics import SMALL_AREA
+from maskfleet.data.store.annotations import AnnotationStore, Bools, InstanceArrays, Ints
 
 CLASS_SHARE = 0.6  # at most this share of the images is chosen for a class
 SEED = 0
@@ -28,23 +28,21 @@ class SelectedImage:
 
 
 def choose_samples(
-    store: AnnotationStore, table: ObjectTable, problems: Sequence[Problem], *, count: int
+    store: AnnotationStore, table: InstanceArrays, problems: Sequence[Problem], *, count: int
 ) -> list[SelectedImage]:
     """At most `count` images without errors: extremes first, then rare classes, then some at random."""
-    free = ~np.isin(
-        store.image_ids, np.array(sorted(bad_images(problems)), np.int64)
-    )  # [I] without errors and not yet chosen
+    free = ~np.isin(store.image_ids, list(bad_images(problems)))  # [I] without errors and not yet chosen
     chosen: list[SelectedImage] = []
 
     def take(index: int, why: str) -> None:
         free[index] = False
         chosen.append(SelectedImage(index, int(store.image_ids[index]), why))
 
-    objects = table.select(~table.crowd)
-    for find in _EXTREMES:
-        found = find(store, table, objects, free) if len(chosen) < count and free.any() else None
-        if found is not None:
-            take(*found)
+    objects = table.objects
+    for values, why in _extremes(store, table):
+        if len(chosen) < count and (values[free] > 0).any():
+            index = int(np.where(free, values, -1).argmax())
+            take(index, why.format(values[index]))
     num_classes = min(count - len(chosen), round(count * CLASS_SHARE))
     for index, why in _rare_classes(store, objects, free, [sample.index for sample in chosen], num_classes):
         take(index, why)
@@ -75,54 +73,25 @@ def choose_problem_samples(store: AnnotationStore, problems: Sequence[Problem], 
     return list(chosen.values())
 
 
-Found = tuple[int, str] | None
-Finder = Callable[[AnnotationStore, ObjectTable, ObjectTable, Bools], Found]
+def _extremes(store: AnnotationStore, table: InstanceArrays) -> Iterator[tuple[Ints, str]]:
+    """Values [I] whose largest, if above zero, makes an image worth showing, and the reason."""
 
+    def per_image(owner: Ints) -> Ints:
+        return np.bincount(owner, minlength=len(store))
 
-def _most_objects(store: AnnotationStore, _: ObjectTable, objects: ObjectTable, free: Bools) -> Found:
-    counts = np.bincount(objects.owner, minlength=len(store))
-    return _largest(counts, free, "most objects: {}")
-
-
-def _most_classes(store: AnnotationStore, _: ObjectTable, objects: ObjectTable, free: Bools) -> Found:
-    bins = len(store.categories) + 1
-    counts = np.bincount(np.unique(objects.owner * bins + objects.labels) // bins, minlength=len(store))
-    return _largest(counts, free, "most classes: {}")
-
-
-def _most_small(store: AnnotationStore, _: ObjectTable, objects: ObjectTable, free: Bools) -> Found:
-    counts = np.bincount(objects.owner[objects.area < SMALL_AREA], minlength=len(store))
-    return _largest(counts, free, "most small objects: {}")
-
-
-def _largest_object(store: AnnotationStore, _: ObjectTable, objects: ObjectTable, free: Bools) -> Found:
-    pixels = np.maximum(store.widths * store.heights, 1)
+    objects, bins = table.objects, len(store.categories) + 1
+    yield per_image(objects.owner), "most objects: {}"
+    yield per_image(np.unique(objects.owner * bins + objects.labels) // bins), "most classes: {}"
+    yield per_image(objects.owner[objects.area < SMALL_AREA]), "most small objects: {}"
     share = np.zeros(len(store))
-    np.maximum.at(share, objects.owner, objects.area / pixels[objects.owner])
-    return _largest(np.rint(np.minimum(share, 1) * 100).astype(np.int64), free, "largest object: {} % of the image")
-
-
-def _crowd(store: AnnotationStore, table: ObjectTable, _: ObjectTable, free: Bools) -> Found:
-    counts = np.bincount(table.owner[table.crowd], minlength=len(store))
-    return _largest(counts, free, "crowd regions: {}")
-
-
-def _empty(store: AnnotationStore, table: ObjectTable, _: ObjectTable, free: Bools) -> Found:
-    without = free & (np.bincount(table.owner, minlength=len(store)) == 0)
-    return (int(np.flatnonzero(without)[0]), "no objects") if without.any() else None
-
-
-_EXTREMES: tuple[Finder, ...] = (_most_objects, _most_classes, _most_small, _largest_object, _crowd, _empty)
-
-
-def _largest(values: Ints, free: Bools, why: str) -> Found:
-    """The free image with the largest value, if that is above zero."""
-    index = int(np.where(free, values, -1).argmax())
-    return (index, why.format(values[index])) if free[index] and values[index] > 0 else None
+    np.maximum.at(share, objects.owner, objects.area / np.maximum(store.widths * store.heights, 1)[objects.owner])
+    yield np.rint(np.minimum(share, 1) * 100).astype(np.int64), "largest object: {} % of the image"
+    yield per_image(table.owner[table.crowd]), "crowd regions: {}"
+    yield (per_image(table.owner) == 0).astype(np.int64), "no objects"
 
 
 def _rare_classes(
-    store: AnnotationStore, objects: ObjectTable, free: Bools, shown: Sequence[int], count: int
+    store: AnnotationStore, objects: InstanceArrays, free: Bools, shown: Sequence[int], count: int
 ) -> Iterator[tuple[int, str]]:
     """For each class not yet shown, rarest first, the free image with its largest object."""
     bins = len(store.categories) + 1

@@ -10,44 +10,16 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from maskfleet.data.pipeline.buckets import choose_buckets
-from maskfleet.data.store.annotations import AnnotationStore
+from maskfleet.data.store.annotations import AnnotationStore, Floats, InstanceArrays, Ints, clean_instances
 from maskfleet.data.store.coco import KIND_BROKEN, KIND_NONE, KIND_POLYGONS, KIND_RLE
-
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 SMALL_AREA, LARGE_AREA = 32.0**2, 96.0**2  # COCO's limits between small, medium and large
 MAX_COUNT_BINS = 30
 MAX_SIZES = 400
 SIZE_STEP_PX = 32
 BucketMode = Literal["orientation", "tight", "none"]
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectTable:
-    """The annotations that training uses, including crowds, by image."""
-
-    owner: Ints  # [N] index of the image
-    rows: Ints  # [N] rows of the store
-    labels: Ints  # [N] 1..K
-    boxes: Floats  # [N, 4] xyxy, clipped to the image
-    area: Floats  # [N] of the outline, from the file
-    crowd: Bools  # [N]
-
-    def select(self, which: Bools) -> ObjectTable:
-        """The annotations that the mask `which` [N] selects."""
-        return ObjectTable(
-            self.owner[which],
-            self.rows[which],
-            self.labels[which],
-            self.boxes[which],
-            self.area[which],
-            self.crowd[which],
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +88,12 @@ class BucketUse:
     padding: float  # share of canvas pixels outside the images
 
 
-def object_table(store: AnnotationStore) -> ObjectTable:
-    """The annotations of all images that `clean_instances` keeps."""
-    owner = np.repeat(np.arange(len(store)), store.num_instances)  # [A]
-    rows = store.annotations(0, len(owner))
-    size = np.stack([store.widths, store.heights] * 2, axis=1).astype(np.float64)[owner]  # [A, 4]
-    boxes = np.clip(rows.boxes, 0, size)
-    with np.errstate(invalid="ignore"):
-        keep = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
-        keep &= (rows.area > 1) & ~rows.ignore & (rows.labels > 0)
-    return ObjectTable(owner, rows.rows, rows.labels, boxes, rows.area, rows.crowd).select(keep)
+def object_table(store: AnnotationStore) -> InstanceArrays:
+    """The annotations of all images that training uses, including crowds."""
+    return clean_instances(store.annotations(0, int(store.num_instances.sum())))
 
 
-def class_counts(store: AnnotationStore, table: ObjectTable) -> tuple[ClassCount, ...]:
+def class_counts(store: AnnotationStore, table: InstanceArrays) -> tuple[ClassCount, ...]:
     """The classes in the order of their labels."""
     bins = len(store.categories) + 1
     objects = np.bincount(table.labels[~table.crowd], minlength=bins)
@@ -148,25 +113,25 @@ def outline_counts(store: AnnotationStore) -> dict[str, int]:
     return {name: int(kinds[kind]) for kind, name in names.items()}
 
 
-def size_shares(objects: ObjectTable) -> SizeShares:
+def size_shares(objects: InstanceArrays) -> SizeShares:
     """Objects by COCO's ranges of the outline's area, as in its evaluation."""
     small, not_large = int((objects.area < SMALL_AREA).sum()), int((objects.area <= LARGE_AREA).sum())
     return SizeShares(small, not_large - small, len(objects.area) - not_large)
 
 
-def box_size_histogram(objects: ObjectTable) -> Histogram:
+def box_size_histogram(objects: InstanceArrays) -> Histogram:
     """Square root of the box area in pixels, two bins per factor of two, from 1 px."""
     sides = objects.boxes[:, 2:] - objects.boxes[:, :2]
     return _log_histogram(np.sqrt(sides.prod(axis=1)), bins_per_octave=2, low=0, high=13)
 
 
-def aspect_histogram(objects: ObjectTable) -> Histogram:
+def aspect_histogram(objects: InstanceArrays) -> Histogram:
     """Box width over height, three bins per factor of two, one of them centred on 1."""
     sides = objects.boxes[:, 2:] - objects.boxes[:, :2]
     return _log_histogram(sides[:, 0] / sides[:, 1], bins_per_octave=3, low=-6, high=6, shift=0.5)
 
 
-def objects_per_image(objects: ObjectTable, num_images: int) -> Histogram:
+def objects_per_image(objects: InstanceArrays, num_images: int) -> Histogram:
     """Objects per image, crowds not counted; an edge is the first number of its bin."""
     counts = np.bincount(objects.owner, minlength=num_images)
     if not num_images:
@@ -186,11 +151,8 @@ def image_sizes(store: AnnotationStore) -> ImageSizes:
         middles = [side // step * step + step // 2 for side in (store.widths, store.heights)]
         sizes, counts = _distinct_sizes(*middles)
     order = np.argsort(-counts, kind="stable")
-    return ImageSizes(
-        distinct,
-        step,
-        tuple(ImageSize(int(sizes[index, 0]), int(sizes[index, 1]), int(counts[index])) for index in order),
-    )
+    rows = np.column_stack([sizes, counts])[order].tolist()
+    return ImageSizes(distinct, step, tuple(ImageSize(*row) for row in rows))
 
 
 def bucket_uses(store: AnnotationStore, *, short_edge_px: int, max_px: int, divisor: int) -> tuple[BucketUse, ...]:

@@ -113,9 +113,11 @@ def choose_buckets(
             canvases = orientation
         case "tight":
             sizes = resized_sizes(heights, widths, short_edge_px=short_edge_px, max_px=max_px)
-            lengths = [_tight_lengths(side, short, long, divisor) for side in _long_sides(sizes)]
-            canvases = tuple((short, length) for length in lengths[0])
-            canvases += tuple((length, short) for length in lengths[1] if (length, short) not in canvases)
+            portrait = sizes[:, 0] > sizes[:, 1]
+            widths = _tight_lengths(sizes[~portrait, 1], short, long, divisor)
+            heights = _tight_lengths(sizes[portrait, 0], short, long, divisor)
+            canvases = tuple((short, width) for width in widths)
+            canvases += tuple((height, short) for height in heights if (height, short) not in canvases)
             canvases = canvases or orientation
         case _:
             canvases = tuple((_rounded_up(height, divisor), _rounded_up(width, divisor)) for height, width in rule)
@@ -131,12 +133,6 @@ def with_fallback(buckets: Buckets) -> Buckets:
     )
     extra = tuple(canvas for canvas in spare.canvases if canvas not in buckets.canvases)
     return Buckets(buckets.canvases + extra, buckets.short_edge_px, buckets.max_px, buckets.divisor)
-
-
-def _long_sides(sizes: Ints) -> tuple[Ints, Ints]:
-    """Long sides of the landscape (and square) images, and of the portrait ones."""
-    portrait = sizes[:, 0] > sizes[:, 1]
-    return sizes[~portrait, 1], sizes[portrait, 0]
 
 
 def _tight_lengths(long_sides: Ints, short: int, long: int, divisor: int) -> tuple[int, ...]:

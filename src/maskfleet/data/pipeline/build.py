@@ -9,7 +9,7 @@ import torch
 
 from maskfleet.config.run import RunConfig
 from maskfleet.data.pipeline.augment import Augmentation, ColorJitter, Flip, ResizeShortEdge, ScaleJitter
-from maskfleet.data.pipeline.buckets import Buckets, choose_buckets, with_fallback
+from maskfleet.data.pipeline.buckets import choose_buckets, with_fallback
 from maskfleet.data.pipeline.loader import (
     EvalLoader,
     EvaluationBatches,
@@ -18,10 +18,10 @@ from maskfleet.data.pipeline.loader import (
     TrainLoader,
     WorkerPool,
 )
-from maskfleet.data.pipeline.sampler import Cursor, RankStream, TrainOrder, cursor_from, evaluation_batches, order_group
+from maskfleet.data.pipeline.sampler import RankStream, TrainOrder, cursor_from, evaluation_batches, order_group
 from maskfleet.data.pipeline.samples import Preparation
 from maskfleet.data.store.annotations import AnnotationStore
-from maskfleet.data.store.dataset import ImageSet, evaluation_images, training_images
+from maskfleet.data.store.dataset import evaluation_images, training_images
 
 MAX_DEFAULT_WORKERS = 8
 
@@ -67,7 +67,7 @@ def build_train_loader(
         divisor=model.size_divisor,
         crops=data.scale_jitter is not None,
     )
-    images.put_in_buckets(buckets.of(*images.sizes()))
+    images.buckets = buckets.of(*images.sizes())
     crowds = model.rpn.crowd_overlap <= 1  # above 1 nothing reads them
     dataset = TrainBatches(
         images,
@@ -79,7 +79,9 @@ def build_train_loader(
     )
     num_workers = chosen_workers(data.num_workers, world_size, device)
     saved = cursor_from(resume) if resume is not None else None
-    order = _order(images, buckets, config, world_size, saved)
+    areas = {canvas[0] * canvas[1] for canvas in buckets.canvases if canvas is not None}
+    group = order_group(areas, world_size, saved, train.images_per_gpu)
+    order = TrainOrder(images.buckets, images_per_batch=train.images_per_gpu, seed=train.seed, group=group)
     stream = RankStream(order, rank=rank, world_size=world_size, start=saved)
     return TrainLoader(WorkerPool(dataset, num_workers=num_workers, device=device), stream, buckets)
 
@@ -108,7 +110,7 @@ def build_eval_loader(
             divisor=model.size_divisor,
         )
     )
-    images.put_in_buckets(buckets.of(*sizes))
+    images.buckets = buckets.of(*sizes)
     planned = evaluation_batches(
         images.buckets, images_per_batch=config.eval.images_per_gpu, rank=rank, world_size=world_size
     )
@@ -128,13 +130,6 @@ def chosen_workers(configured: int | None, world_size: int, device: torch.device
         ranks_here = min(world_size, torch.cuda.device_count())
         return max(1, min(MAX_DEFAULT_WORKERS, cores // ranks_here))
     return max(1, min(MAX_DEFAULT_WORKERS, cores // world_size // 2))
-
-
-def _order(images: ImageSet, buckets: Buckets, config: RunConfig, world_size: int, saved: Cursor | None) -> TrainOrder:
-    areas = {canvas[0] * canvas[1] for canvas in buckets.canvases if canvas is not None}
-    batch = config.train.images_per_gpu
-    group = order_group(areas, world_size, saved, batch)
-    return TrainOrder(images.buckets, images_per_batch=batch, seed=config.train.seed, group=group)
 
 
 def _default_resize(device: torch.device) -> ResizeOn:

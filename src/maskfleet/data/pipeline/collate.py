@@ -10,14 +10,16 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from maskfleet.batch import Batch, Images, Outlines, Targets
+from maskfleet.batch import Batch, Images, Outlines, Targets, map_tensors
 from maskfleet.data.pipeline.device_resize import BatchGeometry
 from maskfleet.data.pipeline.geometry import place_image
 from maskfleet.data.pipeline.samples import Sample
@@ -40,7 +42,7 @@ class EvalBatch:
         return EvalBatch(self.images.to(device), self.image_ids, self.original_sizes)
 
     def pin_memory(self) -> EvalBatch:
-        images = Images(self.images.pixels.pin_memory(), self.images.sizes.pin_memory())
+        images = map_tensors(self.images, lambda tensor: tensor.pin_memory())
         return EvalBatch(images, self.image_ids, self.original_sizes)
 
 
@@ -50,9 +52,7 @@ def training_batch(samples: Sequence[Sample], images: Images, *, masks: bool, cr
     num_crowds = padded_count(max(len(sample.crowd_boxes) for sample in samples), MIN_CROWDS) if crowds else 0
     boxes, valid = _padded([sample.boxes for sample in samples], num_objects)
     crowd_boxes, crowd_valid = _padded([sample.crowd_boxes for sample in samples], num_crowds)
-    labels = torch.zeros(len(samples), num_objects, dtype=torch.int64)
-    for row, sample in zip(labels, samples, strict=True):
-        row[: len(sample.labels)] = torch.from_numpy(sample.labels)
+    labels, _ = _padded([sample.labels for sample in samples], num_objects)
     outlines = (
         _with_minimum_sizes(pack_outlines([s.outlines for s in samples], num_instances=num_objects)) if masks else None
     )
@@ -88,14 +88,9 @@ def images_as_decoded(samples: Sequence[Sample], canvas: tuple[int, int]) -> tup
     pixels = _zeros(len(samples), *padded_size, 3)
     for padded, sample in zip(pixels.numpy(), samples, strict=True):
         padded[: sample.image.shape[0], : sample.image.shape[1]] = sample.image
-    geometries = [sample.geometry for sample in samples]
-    geometry = BatchGeometry(
-        source=torch.tensor([geometry.source for geometry in geometries]),
-        resized=torch.tensor([geometry.resized for geometry in geometries]),
-        offset=torch.tensor([geometry.offset for geometry in geometries]),
-        flip=torch.tensor([geometry.flip for geometry in geometries]),
-        canvas=canvas,
-    )
+    names = ("source", "resized", "offset", "flip")
+    fields = {name: torch.tensor([getattr(sample.geometry, name) for sample in samples]) for name in names}
+    geometry = BatchGeometry(**fields, canvas=canvas)
     return Images(pixels.permute(0, 3, 1, 2), _sizes(samples)), geometry
 
 
@@ -119,16 +114,14 @@ def _sizes(samples: Sequence[Sample]) -> Tensor:
     return torch.tensor([sample.geometry.size for sample in samples], dtype=torch.int64)
 
 
-def _padded(
-    boxes_of_images: Sequence[np.ndarray[tuple[int, ...], np.dtype[np.float32]]], count: int
-) -> tuple[Tensor, Tensor]:
-    """Boxes of each image padded to `count` -> (boxes [B, count, 4], valid [B, count])."""
-    boxes = torch.zeros(len(boxes_of_images), count, 4)
-    valid = torch.zeros(len(boxes_of_images), count, dtype=torch.bool)
-    for number, image_boxes in enumerate(boxes_of_images):
-        boxes[number, : len(image_boxes)] = torch.from_numpy(image_boxes)
-        valid[number, : len(image_boxes)] = True
-    return boxes, valid
+def _padded(of_images: Sequence[npt.NDArray[Any]], count: int) -> tuple[Tensor, Tensor]:
+    """Boxes or labels of each image padded to `count` -> (values [B, count, ...], valid [B, count])."""
+    values = torch.from_numpy(np.zeros((len(of_images), count, *of_images[0].shape[1:]), of_images[0].dtype))
+    valid = torch.zeros(len(of_images), count, dtype=torch.bool)
+    for number, of_image in enumerate(of_images):
+        values[number, : len(of_image)] = torch.from_numpy(of_image)
+        valid[number, : len(of_image)] = True
+    return values, valid
 
 
 def _with_minimum_sizes(outlines: Outlines) -> Outlines:

@@ -8,13 +8,11 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from maskfleet.data.image_header import ImageFileError, read_image_header
+from maskfleet.data.image_header import JPEG_END, JPEG_START, ImageFileError, read_image_header
 from maskfleet.errors import DataError
 
 # The EXIF orientation is ignored: COCO's boxes refer to the pixels as they are stored.
 DECODE_FLAGS = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
-
-JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"
 
 
 def read_image(

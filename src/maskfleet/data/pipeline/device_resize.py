@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from maskfleet.batch import map_tensors
+
 
 @dataclass(frozen=True, slots=True)
 class BatchGeometry:
@@ -22,14 +24,10 @@ class BatchGeometry:
     canvas: tuple[int, int]
 
     def to(self, device: torch.device | str) -> BatchGeometry:
-        def moved(tensor: Tensor) -> Tensor:
-            return tensor.to(device, non_blocking=True)
-
-        return BatchGeometry(moved(self.source), moved(self.resized), moved(self.offset), moved(self.flip), self.canvas)
+        return map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> BatchGeometry:
-        source, resized = self.source.pin_memory(), self.resized.pin_memory()
-        return BatchGeometry(source, resized, self.offset.pin_memory(), self.flip.pin_memory(), self.canvas)
+        return map_tensors(self, lambda tensor: tensor.pin_memory())
 
 
 def resize_on_device(pixels: Tensor, sizes: Tensor, geometry: BatchGeometry) -> Tensor:

@@ -87,12 +87,10 @@ def move_boxes(boxes: npt.NDArray[Any], geometry: Geometry) -> Floats:
     return np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
 
 
-def clip_boxes(
-    boxes: Floats, size: tuple[int, int], *, min_side_px: float = MIN_CROPPED_SIDE_PX
-) -> tuple[Floats, Bools]:
+def clip_boxes(boxes: Floats, size: tuple[int, int]) -> tuple[Floats, Bools]:
     """Boxes [N, 4] clipped to a window of `size`, and which of them are still large enough to keep [N]."""
     clipped = np.clip(boxes, 0, np.array([size[1], size[0]] * 2, np.float32))
-    return clipped, np.all(clipped[:, 2:] - clipped[:, :2] >= min_side_px, axis=1)
+    return clipped, np.all(clipped[:, 2:] - clipped[:, :2] >= MIN_CROPPED_SIDE_PX, axis=1)
 
 
 def clip_polygon(points: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:

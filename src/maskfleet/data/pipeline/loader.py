@@ -64,25 +64,16 @@ class Failure:
     remedy: str
 
 
+@dataclass(eq=False)
 class TrainBatches(Dataset[Any]):
     """Makes the training batch of a plan, in a worker."""
 
-    def __init__(
-        self,
-        images: ImageSet,
-        buckets: Buckets,
-        preparation: Preparation,
-        *,
-        seed: int,
-        resize_on: ResizeOn = "worker",
-        skip_bad: bool = False,
-    ) -> None:
-        self.images = images
-        self.buckets = buckets
-        self.preparation = preparation
-        self.seed = seed
-        self.resize_on = resize_on
-        self.skip_bad = skip_bad
+    images: ImageSet
+    buckets: Buckets
+    preparation: Preparation
+    seed: int
+    resize_on: ResizeOn = "worker"
+    skip_bad: bool = False
 
     def __getitem__(self, planned: PlannedBatch) -> Delivery[Batch] | Failure:
         warnings: list[str] = []
@@ -105,13 +96,8 @@ class TrainBatches(Dataset[Any]):
             store = self.images.stores[set_index]
             seed = image_seed(self.seed, planned.pass_index, set_index, int(store.image_ids[index]), copy)
             try:
-                return train_sample(
-                    store,
-                    index,
-                    preparation=self.preparation,
-                    canvas=self.buckets.canvases[planned.bucket],
-                    seed=seed,
-                )
+                canvas = self.buckets.canvases[planned.bucket]
+                return train_sample(store, index, preparation=self.preparation, canvas=canvas, seed=seed)
             except DataError as error:
                 if not self.skip_bad or attempt == MAX_SUBSTITUTES - 1:
                     raise
@@ -120,31 +106,27 @@ class TrainBatches(Dataset[Any]):
         raise AssertionError("unreachable")
 
 
+@dataclass(eq=False)
 class EvaluationBatches(Dataset[Any]):
     """Makes the evaluation batch of a plan, in a worker."""
 
-    def __init__(
-        self, images: ImageSet, buckets: Buckets, *, resize_on: ResizeOn = "worker", skip_bad: bool = False
-    ) -> None:
-        self.images = images
-        self.buckets = buckets
-        self.resize_on = resize_on
-        self.skip_bad = skip_bad
+    images: ImageSet
+    buckets: Buckets
+    resize_on: ResizeOn = "worker"
+    skip_bad: bool = False
 
     def __getitem__(self, planned: PlannedBatch) -> Delivery[EvalBatch] | Failure:
         samples: list[Sample] = []
         warnings: list[str] = []
         for image in planned.images:
             set_index, index = self.images.place(image)
-            store, buckets = self.images.stores[set_index], self.buckets
+            store, size = self.images.stores[set_index], (self.buckets.short_edge_px, self.buckets.max_px)
             try:
-                sample = evaluation_sample(store, index, short_edge_px=buckets.short_edge_px, max_px=buckets.max_px)
+                samples.append(evaluation_sample(store, index, short_edge_px=size[0], max_px=size[1]))
             except DataError as error:
                 if not self.skip_bad:
                     return Failure(error.what, error.remedy)
                 warnings.append(f"{error.what}; evaluation continues without it")
-                continue
-            samples.append(sample)
         if not samples:
             return Delivery(None, None, tuple(warnings))
         images, geometry = _collated_images(samples, planned, self.buckets, self.resize_on)
@@ -233,13 +215,13 @@ class WorkerPool(Generic[AnyBatch]):
         return replace(batch, images=Images(pixels, batch.images.sizes))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class TrainLoader:
     """The endless stream of training batches of one rank, by step."""
 
-    def __init__(self, pool: WorkerPool[Batch], stream: RankStream, buckets: Buckets) -> None:
-        self.pool = pool
-        self.stream = stream
-        self.buckets = buckets
+    pool: WorkerPool[Batch]
+    stream: RankStream
+    buckets: Buckets
 
     @property
     def num_images(self) -> int:
@@ -269,13 +251,13 @@ class TrainLoader:
         self.pool.close()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class EvalLoader:
     """One rank's share of an evaluation set; can be iterated again."""
 
-    def __init__(self, pool: WorkerPool[EvalBatch], planned: Sequence[PlannedBatch], buckets: Buckets) -> None:
-        self.pool = pool
-        self.planned = planned
-        self.buckets = buckets
+    pool: WorkerPool[EvalBatch]
+    planned: Sequence[PlannedBatch]
+    buckets: Buckets
 
     def __len__(self) -> int:
         return len(self.planned)

@@ -12,7 +12,7 @@ Shapes: N images, M batches per pass, B images per batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -118,23 +118,20 @@ class Cursor:
     batches_per_pass: int
 
     def as_dict(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in CURSOR_FIELDS}
-
-
-CURSOR_FIELDS = ("step", "batch", "images_per_batch", "group", "batches_per_pass")
+        return asdict(self)
 
 
 def cursor_from(saved: Mapping[str, Any]) -> Cursor:
     """The cursor that `as_dict` wrote; TrainingError if it is not one."""
-    values = {name: saved.get(name) for name in CURSOR_FIELDS}
-    low = {"step": 0, "batch": 0}
-    bad = [name for name, value in values.items() if not isinstance(value, int) or value < low.get(name, 1)]
-    if bad or set(saved) != set(CURSOR_FIELDS):
+    lowest = {"step": 0, "batch": 0, "images_per_batch": 1, "group": 1, "batches_per_pass": 1}
+    if saved.keys() != lowest.keys() or not all(
+        isinstance(saved[name], int) and saved[name] >= low for name, low in lowest.items()
+    ):
         raise TrainingError(
             f"the checkpoint's data position {dict(saved)} is not valid",
             remedy="resume from an older checkpoint, or start a new run from its weights with train.weights",
         )
-    return Cursor(**values)  # type: ignore[arg-type]
+    return Cursor(**saved)
 
 
 class RankStream:

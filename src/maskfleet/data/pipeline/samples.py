@@ -65,7 +65,7 @@ def train_sample(
     pixels = read_image(record.path, image_id=record.id, size=(record.height, record.width))
     image = augmented(pixels, preparation.augmentations, canvas=canvas, seed=seed)
     geometry = image.geometry
-    instances = clean_instances(record, store.instances(index))
+    instances = clean_instances(store.instances(index))
     objects = instances.objects
     outlines = [_outline(record, objects, number) for number in range(len(objects))] if preparation.masks else []
     boxes, crowd_boxes = move_boxes(objects.boxes, geometry), np.zeros((0, 4), np.float32)
@@ -77,7 +77,7 @@ def train_sample(
         labels, moved = labels[keep], [moved[number] for number in keep] if moved else []
         clipped, is_visible = clip_boxes(crowd_boxes, geometry.size)
         crowd_boxes = clipped[is_visible]
-    edges = [_edges(outline) for outline in moved]
+    edges = [polygon_edges(outline.polygons) if outline.edges is None else outline.edges for outline in moved]
     return Sample(record.id, image.pixels, geometry, boxes, labels, edges, crowd_boxes, seed)
 
 
@@ -151,10 +151,6 @@ def _moved(outline: _Outline, geometry: Geometry) -> _Outline:
         return _Outline([move_points(polygon, geometry) for polygon in outline.polygons])
     edges, part = outline.edges
     return _Outline([], edges=(move_points(edges.reshape(-1, 2), geometry).reshape(-1, 4), part))
-
-
-def _edges(outline: _Outline) -> Edges:
-    return polygon_edges(outline.polygons) if outline.edges is None else outline.edges
 
 
 def _boxes_in_window(boxes: Floats, outlines: list[_Outline], geometry: Geometry) -> tuple[Floats, Ints]:

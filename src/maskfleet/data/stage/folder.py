@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -48,10 +48,8 @@ class Folder:
 
     def items(self) -> Iterator[Item]:
         """All files, following links; none if the folder does not exist."""
-        try:
+        with folder_errors(self.name):
             yield from self._walk()
-        except OSError as error:
-            raise folder_error(error, self.name) from error
 
     def read(self, item: Item) -> tuple[str, Iterator[bytes]]:
         """An empty version, and the bytes of a file; a file that changes while it is read is a problem."""
@@ -70,13 +68,11 @@ class Folder:
     def claimed(self) -> Iterator[None]:
         """Keep other stagings out, on this and on other machines; drop what an earlier one left half written."""
         with ExitStack() as stack:
-            try:
+            with folder_errors(self.name):
                 self._state.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(locked(self._state / "lock", f"staging into {self.name}"))
                 shutil.rmtree(self._parts, ignore_errors=True)
                 self._parts.mkdir(exist_ok=True)
-            except OSError as error:
-                raise folder_error(error, self.name) from error
             try:
                 yield
             finally:
@@ -95,42 +91,37 @@ class Folder:
 
     def reopen(self, records: Iterable[FileRecord]) -> None:
         """Remove the manifest while the folder is incomplete; a journal keeps the verified records."""
-        try:
+        with folder_errors(self.name):
             self._write_records(self._journal_path, records)
             self._journal = self._journal_path.open("ab")
             (self.root / MANIFEST).unlink(missing_ok=True)
-        except OSError as error:
-            raise folder_error(error, self.name) from error
 
     def note(self, record: FileRecord) -> None:
         """Add to the journal, so that a later staging can resume if this one is killed."""
         assert self._journal is not None, "reopen comes first"
-        try:
+        with folder_errors(self.name):
             self._journal.write(line_of(record).encode())
             self._journal.flush()
-        except OSError as error:
-            raise folder_error(error, self.name) from error
 
     def store(self, item: Item, chunks: Iterable[bytes]) -> tuple[str, str]:
         """Write a file under a temporary name and rename it; neither etag nor version."""
-        try:
-            with replacing(self._target(item.path), durable=False, temporary_in=self._parts) as file:
-                for chunk in chunks:
-                    file.write(chunk)
-        except OSError as error:
-            if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG):
+        with folder_errors(self.name):
+            try:
+                with replacing(self._target(item.path), durable=False, temporary_in=self._parts) as file:
+                    for chunk in chunks:
+                        file.write(chunk)
+            except OSError as error:
+                if error.errno not in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG):
+                    raise
                 raise FileProblem(item.path, f"cannot be stored: {error.strerror}, {error.filename}") from error
-            raise folder_error(error, self.name) from error
         return "", ""
 
     def finish(self, records: Iterable[FileRecord]) -> None:
         """Write the manifest after all of its files are on disk."""
-        try:
+        with folder_errors(self.name):
             os.sync()  # once, instead of one fsync for each of a hundred thousand files
             self._write_records(self.root / MANIFEST, records)
             self._journal_path.unlink(missing_ok=True)
-        except OSError as error:
-            raise folder_error(error, self.name) from error
 
     def _write_records(self, path: Path, records: Iterable[FileRecord]) -> None:
         with replacing(path, temporary_in=self._parts) as file:
@@ -199,8 +190,17 @@ def _item_of(entry: os.DirEntry[str], path: str) -> Item | None:
     return Item(path, found.st_size, mtime_ns=found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else Item(path, -1)
 
 
+@contextmanager
+def folder_errors(name: str) -> Iterator[None]:
+    """Turn an error of the operating system into one for the user."""
+    try:
+        yield
+    except OSError as error:
+        raise folder_error(error, name) from error
+
+
 def folder_error(error: OSError, name: str) -> DataError:
-    """An operating system error on a folder as an error for the user."""
+    """What went wrong with a folder, and what to do."""
     where = error.filename or name
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DataError(
@@ -218,16 +218,7 @@ def folder_error(error: OSError, name: str) -> DataError:
 
 
 def _records_in(path: Path, *, allow_partial_end: bool) -> Iterator[FileRecord]:
-    try:
-        with path.open("rb") as file:
-            yield from records_of(_whole_lines(file), str(path), allow_partial_end=allow_partial_end)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise folder_error(error, str(path)) from error
-
-
-def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines, read at most one byte beyond the longest that a manifest may have."""
-    while line := file.readline(MAX_LINE_BYTES + 1):
-        yield line
+    with folder_errors(str(path)), suppress(FileNotFoundError), path.open("rb") as file:
+        # a line is read at most one byte beyond the longest that a manifest may have
+        lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
+        yield from records_of(lines, str(path), allow_partial_end=allow_partial_end)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from maskfleet.data.stage.manifest import FileRecord, Item
 
 _PAGE = 1000
 _CACHE_KIB = 16_384
-_TABLES = """
-CREATE TABLE source (path TEXT PRIMARY KEY, bytes INTEGER, etag TEXT, mtime_ns INTEGER) WITHOUT ROWID;
-CREATE TABLE present (path TEXT PRIMARY KEY, bytes INTEGER, etag TEXT) WITHOUT ROWID;
-CREATE TABLE expected (path TEXT PRIMARY KEY, bytes INTEGER, sha256 TEXT) WITHOUT ROWID;
-CREATE TABLE record (
-  path TEXT PRIMARY KEY, bytes INTEGER, sha256 TEXT, etag TEXT, version TEXT, mtime_ns INTEGER
-) WITHOUT ROWID;
-"""
+# Files of the source and of the destination, what the source's manifest expects, and verified records.
+_TABLES: dict[str, type[Item] | type[FileRecord]] = {
+    "source": Item,
+    "present": Item,
+    "expected": FileRecord,
+    "record": FileRecord,
+}
+Table = Literal["source", "present", "expected", "record"]
 _JOINED = "source LEFT JOIN present USING (path) LEFT JOIN expected USING (path) LEFT JOIN record USING (path)"
 # A file is complete if its record matches the source's current file, and the destination still has that file.
 _COMPLETE = """(
@@ -46,32 +47,26 @@ class Index:
 
     def __init__(self) -> None:
         self._db = sqlite3.connect("", isolation_level=None)  # "" is a private temporary file
-        self._db.executescript(f"PRAGMA journal_mode = OFF; PRAGMA cache_size = -{_CACHE_KIB}; {_TABLES}")
+        self._db.executescript(f"PRAGMA journal_mode = OFF; PRAGMA cache_size = -{_CACHE_KIB};")
+        for table, kind in _TABLES.items():
+            columns = ", ".join(kind._fields[1:])
+            self._db.execute(f"CREATE TABLE {table} (path TEXT PRIMARY KEY, {columns}) WITHOUT ROWID")
 
     def close(self) -> None:
         """Delete the temporary file."""
         self._db.close()
 
-    def load_source(self, items: Iterable[Item]) -> None:
-        """Add the source's files."""
-        self._load("source", 4, ((item.path, item.bytes, item.etag, item.mtime_ns) for item in items))
-
-    def load_present(self, items: Iterable[Item]) -> None:
-        """Replace the destination's files."""
-        self._db.execute("DELETE FROM present")
-        self._load("present", 3, ((item.path, item.bytes, item.etag) for item in items))
-
-    def load_expected(self, records: Iterable[FileRecord]) -> None:
-        """Add the files that the source must have."""
-        self._load("expected", 3, ((one.path, one.bytes, one.sha256) for one in records))
-
-    def load_records(self, records: Iterable[FileRecord]) -> None:
-        """Add verified records; a later record of a file replaces an earlier one."""
-        self._load("record", 6, map(_values, records))
+    def load(self, table: Table, rows: Iterable[Item] | Iterable[FileRecord]) -> None:
+        """Replace the rows of a table; a later row of a file replaces an earlier one."""
+        marks = ", ".join("?" * len(_TABLES[table]._fields))
+        self._db.execute("BEGIN")
+        self._db.execute(f"DELETE FROM {table}")  # noqa: S608
+        self._db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", rows)  # noqa: S608
+        self._db.execute("COMMIT")
 
     def add(self, record: FileRecord) -> None:
         """Add or replace one record."""
-        self._db.execute("INSERT OR REPLACE INTO record VALUES (?, ?, ?, ?, ?, ?)", _values(record))
+        self._db.execute("INSERT OR REPLACE INTO record VALUES (?, ?, ?, ?, ?, ?)", record)
 
     def delete(self, path: str) -> None:
         """Delete one record."""
@@ -101,9 +96,7 @@ class Index:
 
     def records(self) -> Iterator[FileRecord]:
         """Records of the source's files, by path."""
-        for row in self.files():
-            if row.record is not None:
-                yield row.record
+        return (file.record for file in self.files() if file.record is not None)
 
     def file_and_folder(self, limit: int) -> list[str]:
         """Source paths that are both a file and a folder, at most `limit`: a file system cannot have both."""
@@ -130,12 +123,6 @@ class Index:
         query = "SELECT count(*) FROM record WHERE path NOT IN (SELECT path FROM source)"
         return int(self._db.execute(query).fetchone()[0])
 
-    def _load(self, table: str, columns: int, values: Iterable[tuple[str | int, ...]]) -> None:
-        marks = ", ".join("?" * columns)
-        self._db.execute("BEGIN")
-        self._db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", values)  # noqa: S608
-        self._db.execute("COMMIT")
-
     def _rows(self, condition: str) -> Iterator[FileState]:
         """Query page by page, because a statement must not stay open while its tables change."""
         query = f"""SELECT {_COLUMNS} FROM {_JOINED} WHERE source.path > ? AND {condition}
@@ -143,21 +130,14 @@ class Index:
         after = ""
         while page := self._db.execute(query, (after,)).fetchall():
             after = page[-1][0]
-            yield from map(_row, page)
+            yield from map(_file_state, page)
 
 
-def _values(record: FileRecord) -> tuple[str | int, ...]:
-    return (record.path, record.bytes, record.sha256, record.etag, record.version, record.mtime_ns)
-
-
-def _row(columns: tuple[str | int, ...]) -> FileState:
-    path, size, etag, mtime_ns, present_bytes, present_etag, expected, record_bytes, *rest = columns
-    present = None if present_bytes is None else Item(str(path), int(present_bytes), str(present_etag))
-    record = None
-    if record_bytes is not None:
-        sha256, record_etag, version, record_mtime_ns = rest
-        record = FileRecord(
-            str(path), int(record_bytes), str(sha256), str(record_etag), str(version), int(record_mtime_ns)
-        )
-    item = Item(str(path), int(size), str(etag), int(mtime_ns))
-    return FileState(item, present, None if expected is None else str(expected), record)
+def _file_state(columns: tuple[Any, ...]) -> FileState:
+    path, size, etag, mtime_ns, present_bytes, present_etag, expected_sha256, *record = columns
+    return FileState(
+        Item(path, size, etag, mtime_ns),
+        None if present_bytes is None else Item(path, present_bytes, present_etag),
+        expected_sha256,
+        None if record[0] is None else FileRecord(path, *record),
+    )

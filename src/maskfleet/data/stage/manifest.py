@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from maskfleet.errors import DataError
 
@@ -16,8 +16,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_PART_BYTES = 255  # limit of file names on Linux, EFS and Lustre
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One file in the listing of a location; `bytes` is -1 if it is not a regular file."""
 
     path: str
@@ -26,8 +25,7 @@ class Item:
     mtime_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class FileRecord:
+class FileRecord(NamedTuple):
     """One file that was copied and verified."""
 
     path: str
@@ -79,13 +77,7 @@ def is_own_file(path: str) -> bool:
 
 def line_of(record: FileRecord) -> str:
     """The manifest line of a record, without empty fields."""
-    fields: dict[str, str | int] = {"path": record.path, "bytes": record.bytes, "sha256": record.sha256}
-    if record.etag:
-        fields["etag"] = record.etag
-    if record.version:
-        fields["version"] = record.version
-    if record.mtime_ns:
-        fields["mtime_ns"] = record.mtime_ns
+    fields = {name: value for name, value in record._asdict().items() if value or name == "bytes"}
     return json.dumps(fields, ensure_ascii=False) + "\n"
 
 

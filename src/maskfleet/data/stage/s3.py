@@ -14,10 +14,9 @@ from typing import Any
 
 from maskfleet.data.stage.folder import CHUNK_BYTES
 from maskfleet.data.stage.manifest import MANIFEST, FileProblem, FileRecord, Item, is_own_file, line_of, records_of
-from maskfleet.data.stage.s3_errors import s3_error, s3_errors
-from maskfleet.errors import DataError
+from maskfleet.errors import DataError, MaskfleetError
 from maskfleet.log import logger
-from maskfleet.system.aws import aws_client, aws_exceptions, aws_session, code_of
+from maskfleet.system.aws import aws_client, aws_error, aws_exceptions, aws_session, code_of
 
 PART_BYTES = 8 * CHUNK_BYTES  # of a multipart upload; smaller files go in one request
 ATTEMPTS = 10  # per request, if S3 does not answer or throttles
@@ -25,6 +24,11 @@ _MAX_PARTS = 10_000
 _MAX_KEY_BYTES = 1024
 _READ_ATTEMPTS = 5
 _URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", re.DOTALL)
+_PERMISSIONS = {
+    "list": "s3:ListBucket on the bucket",
+    "read": "s3:GetObject on the objects (and kms:Decrypt if the bucket is encrypted with a KMS key)",
+    "write": "s3:PutObject and s3:AbortMultipartUpload on the objects (and kms:GenerateDataKey with a KMS key)",
+}
 
 
 class Prefix:
@@ -90,7 +94,10 @@ class Prefix:
             raise FileProblem(item.path, f"makes an object name of more than {_MAX_KEY_BYTES} bytes")
         with s3_errors(f"s3://{self._bucket}/{key}", "write"):
             if item.bytes <= PART_BYTES:
-                answer = self._put(key, b"".join(chunks))
+                content = b"".join(chunks)
+                answer = self._client.put_object(
+                    Bucket=self._bucket, Key=key, Body=content, ChecksumSHA256=_checksum(content)
+                )
             else:
                 answer = self._put_parts(key, _regrouped(chunks, part_bytes(item.bytes)))
         return answer["ETag"].strip('"'), answer.get("VersionId", "")
@@ -144,13 +151,6 @@ class Prefix:
                 return
             body = self._get(item, done)["Body"]
 
-    def _put(self, key: str, content: bytes) -> dict[str, Any]:
-        checksum = b64encode(hashlib.sha256(content).digest()).decode()
-        answer: dict[str, Any] = self._client.put_object(
-            Bucket=self._bucket, Key=key, Body=content, ChecksumSHA256=checksum
-        )
-        return answer
-
     def _put_parts(self, key: str, parts: Iterable[bytes]) -> dict[str, Any]:
         what = {"Bucket": self._bucket, "Key": key}
         upload = self._client.create_multipart_upload(**what, ChecksumAlgorithm="SHA256")
@@ -158,7 +158,7 @@ class Prefix:
         try:
             sent: list[dict[str, Any]] = []
             for number, part in enumerate(parts, 1):
-                checksum = b64encode(hashlib.sha256(part).digest()).decode()
+                checksum = _checksum(part)
                 answer = self._client.upload_part(**what, PartNumber=number, Body=part, ChecksumSHA256=checksum)
                 sent.append({"PartNumber": number, "ETag": answer["ETag"], "ChecksumSHA256": checksum})
             done: dict[str, Any] = self._client.complete_multipart_upload(**what, MultipartUpload={"Parts": sent})
@@ -173,6 +173,10 @@ class Prefix:
             self._client.abort_multipart_upload(**what)
         except aws_exceptions() as error:
             logger.warning("cannot delete the parts of an upload to s3://%s/%s: %s", what["Bucket"], what["Key"], error)
+
+
+def _checksum(content: bytes) -> str:
+    return b64encode(hashlib.sha256(content).digest()).decode()
 
 
 def part_bytes(size: int) -> int:
@@ -213,3 +217,30 @@ def _client(workers: int) -> Any:
     session = aws_session("S3 locations")
     with s3_errors("S3", "reach"):
         return aws_client(session, "s3", connections=workers, attempts=ATTEMPTS)
+
+
+@contextmanager
+def s3_errors(where: str, verb: str) -> Iterator[None]:
+    """Turn what boto3 raises into an error for people."""
+    try:
+        yield
+    except aws_exceptions() as error:
+        raise s3_error(error, where, verb) from error
+
+
+def s3_error(error: Exception, where: str, verb: str) -> MaskfleetError:
+    """An error for people; `verb` is what was tried: list, read, write or reach."""
+    match code_of(error):
+        case "NoSuchBucket":
+            return DataError(f"the bucket of {where} does not exist", remedy="check its name, or create it first")
+        case (
+            "SlowDown" | "503" | "500" | "ServiceUnavailable" | "InternalError" | "RequestTimeout" | "Throttling"
+        ) as code:
+            return DataError(
+                f"S3 still answers {code} after ten attempts to {verb} {where}",
+                remedy="run the same command again with fewer --workers; what is copied already is not copied again",
+            )
+        case "PermanentRedirect" | "AuthorizationHeaderMalformed" | "IllegalLocationConstraintException":
+            return DataError(f"{where} is in another region", remedy="set AWS_REGION to the bucket's region")
+    permissions = _PERMISSIONS.get(verb, "access")
+    return aws_error(error, f"{verb} {where}", service="S3", permissions=permissions, kind=DataError)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -46,84 +46,69 @@ def stage(
     *,
     manifest: Path | None = None,
     workers: int = DEFAULT_WORKERS,
+    check: bool = False,
     progress: Callable[[Tally], None],
 ) -> Staged:
     """Copy all files of `source` to `destination` and verify them; complete files are not copied again.
 
     Each is s3://bucket/prefix or a folder. `manifest` lists the files that the source must have; the default is its
-    own manifest.
+    own manifest. With `check`, copy nothing: read all files of `destination` and compare them with its manifest and
+    with `source`. Records of bad files are deleted, so that they are copied again, unless the destination is read-only.
     """
-    with _job(source, destination, manifest, workers, progress) as job:
-        num_files, num_bytes, need_bytes = job.index.incomplete_total()
-        tally = Tally(files=num_files, total_bytes=num_bytes)
-        if num_files:
-            job.target.expect_space(need_bytes)
-            job.target.reopen(job.index.records())
-            _copy_all(job, tally)
-            job.index.load_present(_storable(job.target.items()))
-            _expect_complete(job)
-        job.target.finish(job.index.records())
-        return _staged(job, tally)
-
-
-def check(
-    source: str,
-    destination: str,
-    *,
-    manifest: Path | None = None,
-    workers: int = DEFAULT_WORKERS,
-    progress: Callable[[Tally], None],
-) -> Staged:
-    """Read all files of `destination` and compare them with its manifest and with `source`; copy nothing.
-
-    Records of bad files are deleted, so that `stage` copies them again, unless the destination is read-only.
-    """
-    if not _is_s3(destination) and not Path(destination).is_dir():
-        raise DataError(f"{destination} does not exist", remedy="stage it first: the same command without --check")
-    may_write = _is_s3(destination) or os.access(destination, os.W_OK)
-    with _job(source, destination, manifest, workers, progress, claim=may_write) as job:
-        if next(job.target.manifest(), None) is None:
-            raise DataError(
-                f"{job.target.name} has no manifest: no staging into it has finished",
-                remedy="run the same command without --check",
-            )
-        total_files, total_bytes = job.index.source_total()
-        tally = Tally(files=total_files, total_bytes=total_bytes)
-        problems = _Problems()
-        with closing(_each(job, job.index.files(), check_file, tally)) as results:
-            for file, result in results:
-                if isinstance(result, FileProblem):
-                    problems.add(result)
-                    job.index.delete(file.item.path)
-        if problems.count:
-            if may_write:
-                job.target.reopen(job.index.records())
-            problems.raise_error(
-                f"{job.target.name} has missing or changed files",
-                "run the same command without --check" + ("" if may_write else ", as a user who may write there"),
-            )
-        return _staged(job, tally)
-
-
-@contextmanager
-def _job(
-    source: str,
-    destination: str,
-    manifest: Path | None,
-    workers: int,
-    progress: Callable[[Tally], None],
-    *,
-    claim: bool = True,
-) -> Iterator[_Job]:
     _expect_valid_locations(source, destination)
+    if check and not _is_s3(destination) and not Path(destination).is_dir():
+        raise DataError(f"{destination} does not exist", remedy="stage it first: the same command without --check")
+    may_write = not check or _is_s3(destination) or os.access(destination, os.W_OK)
     with ExitStack() as stack:
         origin, target = _location(source, workers, stack), _location(destination, workers, stack)
-        if claim:
+        if may_write:
             stack.enter_context(target.claimed())
-        index = Index()
-        stack.callback(index.close)
+        index = stack.enter_context(closing(Index()))
         _load(index, origin, target, manifest)
-        yield _Job(origin, target, index, workers, progress)
+        job = _Job(origin, target, index, workers, progress)
+        tally = _check_all(job, may_write=may_write) if check else _copy_incomplete(job)
+        return _staged(job, tally)
+
+
+def _copy_incomplete(job: _Job) -> Tally:
+    """Copy the incomplete files, then write the manifest."""
+    num_files, num_bytes, need_bytes = job.index.incomplete_total()
+    tally = Tally(files=num_files, total_bytes=num_bytes)
+    if num_files:
+        job.target.expect_space(need_bytes)
+        job.target.reopen(job.index.records())
+        _copy_all(job, tally)
+        job.index.load("present", _storable(job.target.items()))
+        changed = [
+            FileProblem(file.item.path, "changed after it was written")
+            for file in islice(job.index.incomplete(), _NAMED + 1)
+        ]
+        _raise_for(changed, f"{job.target.name} was changed by another process", "run the same command again")
+    job.target.finish(job.index.records())
+    return tally
+
+
+def _check_all(job: _Job, *, may_write: bool) -> Tally:
+    """Read and compare all files of the destination."""
+    if next(job.target.manifest(), None) is None:
+        raise DataError(
+            f"{job.target.name} has no manifest: no staging into it has finished",
+            remedy="run the same command without --check",
+        )
+    num_files, num_bytes = job.index.source_total()
+    tally = Tally(files=num_files, total_bytes=num_bytes)
+    problems = []
+    with closing(_each(job, job.index.files(), check_file, tally)) as results:
+        for file, result in results:
+            if isinstance(result, FileProblem):
+                problems.append(result)
+                job.index.delete(file.item.path)
+    if problems and may_write:
+        job.target.reopen(job.index.records())
+    as_writer = "" if may_write else ", as a user who may write there"
+    remedy = f"run the same command without --check{as_writer}"
+    _raise_for(problems, f"{job.target.name} has missing or changed files", remedy)
+    return tally
 
 
 def _is_s3(text: str) -> bool:
@@ -162,30 +147,28 @@ def _expect_valid_locations(source: str, destination: str) -> None:
 
 
 def _load(index: Index, origin: Location, target: Location, manifest: Path | None) -> None:
-    refused = _Problems()
-    index.load_source(_accepted(origin.items(), refused))
-    for path in index.file_and_folder(_NAMED):
-        refused.add(FileProblem(path, "is both a file and a folder"))
-    if refused.count:
-        refused.raise_error(f"some names in {origin.name} cannot be stored in a folder", "rename or remove them")
+    refused: list[FileProblem] = []
+    index.load("source", _accepted(origin.items(), refused))
+    refused += [FileProblem(path, "is both a file and a folder") for path in index.file_and_folder(_NAMED)]
+    _raise_for(refused, f"some names in {origin.name} cannot be stored in a folder", "rename or remove them")
     if index.source_total()[0] == 0:
         raise DataError(
             f"there are no files in {origin.name}",
             remedy="check the path; a prefix is a folder-like part of object names, not the name of one object",
         )
-    index.load_expected(_expected(manifest) if manifest is not None else origin.manifest())
+    index.load("expected", _expected(manifest) if manifest is not None else origin.manifest())
     _expect_as_listed(index, origin, str(manifest) if manifest is not None else origin.manifest_name)
-    index.load_present(_storable(target.items()))
-    index.load_records(target.records())
+    index.load("present", _storable(target.items()))
+    index.load("record", target.records())
 
 
-def _accepted(items: Iterable[Item], refused: _Problems) -> Iterator[Item]:
+def _accepted(items: Iterable[Item], refused: list[FileProblem]) -> Iterator[Item]:
     for item in items:
         why = why_refused(item)
         if why is None:
             yield item
         else:
-            refused.add(FileProblem(item.path, why))
+            refused.append(FileProblem(item.path, why))
 
 
 def _storable(items: Iterable[Item]) -> Iterator[Item]:
@@ -204,33 +187,33 @@ def _expected(manifest: Path) -> Iterator[FileRecord]:
 
 
 def _expect_as_listed(index: Index, origin: Location, manifest_name: str) -> None:
-    different = _Problems()
-    for path, size, found in index.unexpected_sizes(_NAMED + 1):
-        why = "is missing" if found is None else f"has {found:,} bytes instead of {size:,}"
-        different.add(FileProblem(path, why))
-    if different.count:
-        different.raise_error(
-            f"{origin.name} does not match {manifest_name}",
-            "fix the files and write a new manifest by staging them there with `maskfleet data stage`, "
-            "or delete the manifest if the files are correct",
-        )
+    different = [
+        FileProblem(path, "is missing" if found is None else f"has {found:,} bytes instead of {size:,}")
+        for path, size, found in index.unexpected_sizes(_NAMED + 1)
+    ]
+    _raise_for(
+        different,
+        f"{origin.name} does not match {manifest_name}",
+        "fix the files and write a new manifest by staging them there with `maskfleet data stage`, "
+        "or delete the manifest if the files are correct",
+    )
 
 
 def _copy_all(job: _Job, tally: Tally) -> None:
-    problems = _Problems()
+    problems = []
     with closing(_each(job, job.index.incomplete(), copy_file, tally)) as results:
         for _, result in results:
             if isinstance(result, FileProblem):
-                problems.add(result)
+                problems.append(result)
             else:
                 job.index.add(result)
                 job.target.note(result)
-    if problems.count:
-        problems.raise_error(
-            f"{tally.files - problems.count:,} of {tally.files:,} files were copied to {job.target.name}; these failed",
-            "fix them at the source if they are broken there; then run the same command again: it copies only "
-            "missing files",
-        )
+    _raise_for(
+        problems,
+        f"{tally.files - len(problems):,} of {tally.files:,} files were copied to {job.target.name}; these failed",
+        "fix them at the source if they are broken there; then run the same command again: it copies only "
+        "missing files",
+    )
 
 
 def _each(
@@ -248,14 +231,6 @@ def _each(
     )
 
 
-def _expect_complete(job: _Job) -> None:
-    problems = _Problems()
-    for file in islice(job.index.incomplete(), _NAMED + 1):
-        problems.add(FileProblem(file.item.path, "changed after it was written"))
-    if problems.count:
-        problems.raise_error(f"{job.target.name} was changed by another process", "run the same command again")
-
-
 def _staged(job: _Job, tally: Tally) -> Staged:
     files, total_bytes = job.index.source_total()
     notes = []
@@ -268,19 +243,10 @@ def _staged(job: _Job, tally: Tally) -> Staged:
     return Staged(files, total_bytes, tally.files_copied, tally.bytes_copied, job.target.manifest_name, tuple(notes))
 
 
-class _Problems:
-    """Files with problems: all are counted, the first few are kept."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._first: list[FileProblem] = []
-
-    def add(self, problem: FileProblem) -> None:
-        self.count += 1
-        if len(self._first) < _NAMED:
-            self._first.append(problem)
-
-    def raise_error(self, what: str, remedy: str) -> None:
-        """Raise an error that lists the first few."""
-        more = f"\n    and {self.count - len(self._first):,} more" if self.count > len(self._first) else ""
-        raise DataError(what + ":" + "".join(f"\n    {problem}" for problem in self._first) + more, remedy=remedy)
+def _raise_for(problems: Sequence[FileProblem], what: str, remedy: str) -> None:
+    """Raise an error that lists the first few of `problems`, if there are any."""
+    if problems:
+        lines = [f"{what}:", *map(str, problems[:_NAMED])]
+        if len(problems) > _NAMED:
+            lines.append(f"and {len(problems) - _NAMED:,} more")
+        raise DataError("\n    ".join(lines), remedy=remedy)

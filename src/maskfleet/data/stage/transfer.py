@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from maskfleet.data.stage.index import FileState
@@ -34,18 +35,18 @@ class Location(Protocol):
     def finish(self, records: Iterable[FileRecord]) -> None: ...
 
 
+@dataclass(slots=True)
 class Tally:
     """Progress of a staging or check; updated by several threads."""
 
-    def __init__(self, *, files: int, total_bytes: int) -> None:
-        self.files = files
-        self.total_bytes = total_bytes
-        self.files_done = 0
-        self.bytes_done = 0
-        self.files_copied = 0
-        self.bytes_copied = 0
-        self.stopped = False
-        self._lock = threading.Lock()
+    files: int
+    total_bytes: int
+    files_done: int = 0
+    bytes_done: int = 0
+    files_copied: int = 0
+    bytes_copied: int = 0
+    stopped: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add_bytes(self, num_bytes: int) -> None:
         """Count bytes that were read; negative if they will be read again."""

@@ -53,6 +53,7 @@ class InstanceArrays:
     """Annotations of one image; polygons and run-length masks are read from the store on demand."""
 
     ids: Ints  # [N]
+    owner: Ints  # [N] index of the image; the number of images for an image that the file does not list
     boxes: Floats  # [N, 4] xyxy, as in the file, not clipped
     labels: Ints  # [N] 1..num_categories; 0 for a category that the file does not define
     area: Floats  # [N]
@@ -75,17 +76,8 @@ class InstanceArrays:
 
     def select(self, which: npt.NDArray[Any]) -> InstanceArrays:
         """The instances selected by `which`, a mask or indices."""
-        return InstanceArrays(
-            ids=self.ids[which],
-            boxes=self.boxes[which],
-            labels=self.labels[which],
-            area=self.area[which],
-            crowd=self.crowd[which],
-            ignore=self.ignore[which],
-            kind=self.kind[which],
-            rows=self.rows[which],
-            store=self.store,
-        )
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return InstanceArrays(**{name: value if name == "store" else value[which] for name, value in fields.items()})
 
     @property
     def objects(self) -> InstanceArrays:
@@ -121,6 +113,12 @@ class AnnotationStore:
             ) from error
         self.source_categories: tuple[tuple[int, str], ...] = tuple((int(i), n) for i, n in meta["categories"])
         self.source_sha256: str = meta["sha256"]
+        self.image_ids: Ints = self.columns["image_id"]  # [I] ascending
+        self.widths: Ints = self.columns["image_width"]  # [I] in pixels
+        self.heights: Ints = self.columns["image_height"]  # [I] in pixels
+        self.num_instances: Ints = self.columns["image_annotations"]  # [I] including crowds and invalid ones
+        self.num_annotations = len(self.columns["ann_id"])  # of the file, including those of unknown images
+        self._image_ends = np.cumsum(self.num_instances)  # [I] row after the last annotation of each image
 
     def __reduce__(self) -> tuple[type[AnnotationStore], tuple[Path, SplitPaths]]:
         return AnnotationStore, (self.path, self.split)
@@ -136,31 +134,6 @@ class AnnotationStore:
             names.setdefault(identity, name)
         return tuple(Category(identity, names[identity], label) for label, identity in enumerate(sorted(names), 1))
 
-    @property
-    def image_ids(self) -> Ints:
-        """Id of each image, ascending [I]."""
-        return self.columns["image_id"]
-
-    @property
-    def widths(self) -> Ints:
-        """Width of each image in pixels [I]."""
-        return self.columns["image_width"]
-
-    @property
-    def heights(self) -> Ints:
-        """Height of each image in pixels [I]."""
-        return self.columns["image_height"]
-
-    @property
-    def num_instances(self) -> Ints:
-        """Number of annotations of each image, including crowds and invalid ones [I]."""
-        return self.columns["image_annotations"]
-
-    @property
-    def num_annotations(self) -> int:
-        """Number of annotations in the file, including those of unknown images."""
-        return len(self.columns["ann_id"])
-
     def index_of(self, image_id: int) -> int:
         """Index of the image with this id; KeyError if there is none."""
         index = int(np.searchsorted(self.image_ids, image_id))
@@ -170,18 +143,14 @@ class AnnotationStore:
 
     def image(self, index: int) -> ImageRecord:
         """Image `index` of 0..len - 1."""
-        name = self.file_name(index)
-        return ImageRecord(
-            int(self.image_ids[index]),
-            self.split.images / name,
-            int(self.widths[index]),
-            int(self.heights[index]),
-        )
-
-    def file_name(self, index: int) -> str:
-        """File name of image `index`, as the annotation file has it."""
         start, stop = self.columns["image_name_start"][index : index + 2].tolist()
-        return self.columns["image_names"][start:stop].tobytes().decode("utf-8", "surrogatepass")
+        name = self.columns["image_names"][start:stop].tobytes().decode("utf-8", "surrogatepass")
+        size = int(self.widths[index]), int(self.heights[index])
+        return ImageRecord(int(self.image_ids[index]), self.split.images / name, *size)
+
+    def owner(self, rows: npt.ArrayLike) -> Ints:
+        """Index of the image of each annotation in `rows`; len(self) for an image that the file does not list."""
+        return np.searchsorted(self._image_ends, rows, side="right")
 
     def instances(self, index: int) -> InstanceArrays:
         """All annotations of image `index`, in file order, as the file has them."""
@@ -190,19 +159,12 @@ class AnnotationStore:
 
     def annotations(self, start: int, stop: int) -> InstanceArrays:
         """Rows `start` to `stop` of the annotations; those after the last image's belong to unknown images."""
-        take = slice(start, stop)
-        columns = self.columns
-        return InstanceArrays(
-            ids=columns["ann_id"][take],
-            boxes=_xyxy(columns["ann_box_xywh"][take]),
-            labels=columns["ann_label"][take],
-            area=columns["ann_area"][take],
-            crowd=columns["ann_crowd"][take],
-            ignore=columns["ann_ignore"][take],
-            kind=columns["ann_kind"][take],
-            rows=np.arange(start, stop),
-            store=self,
-        )
+        rows = np.arange(start, stop)
+        names = ("id", "label", "area", "crowd", "ignore", "kind")
+        ids, labels, area, crowd, ignore, kind = (self.columns[f"ann_{name}"][start:stop] for name in names)
+        corner, size = np.hsplit(self.columns["ann_box_xywh"][start:stop], 2)
+        boxes = np.hstack([corner, corner + size])
+        return InstanceArrays(ids, self.owner(rows), boxes, labels, area, crowd, ignore, kind, rows, store=self)
 
     def polygons(self, row: int) -> list[Floats]:
         """Polygon parts [n, 2] of the annotation in `row`, of three points or more."""
@@ -223,37 +185,24 @@ class AnnotationStore:
         return {"size": [int(height), int(width)], "counts": self.columns["rle_texts"][start:stop].tobytes()}
 
 
-def clean_instances(record: ImageRecord, instances: InstanceArrays) -> InstanceArrays:
+def clean_instances(instances: InstanceArrays) -> InstanceArrays:
     """The instances that training uses, by TensorPack's rules: boxes clipped to the image, unusable ones removed.
 
     Removed are annotations marked `ignore`, with an area of 1 or less, with a box that is not finite or empty inside
     the image, or of an unknown category. Unlike TensorPack, run-length masks of objects are allowed.
     """
-    size = np.array([record.width, record.height, record.width, record.height], np.float64)
-    boxes, keep = _clipped(instances.boxes, size)
+    store, owner = instances.store, instances.owner
+    boxes = np.clip(instances.boxes, 0, np.stack([store.widths[owner], store.heights[owner]] * 2, axis=1))
+    keep = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
     keep &= (instances.area > 1) & ~instances.ignore & (instances.labels > 0)
     return dataclasses.replace(instances, boxes=boxes).select(keep)
 
 
 def images_with_objects(store: AnnotationStore, *, rows_per_block: int = 1 << 16) -> Ints:
     """Indices, ascending, of images with an object to train on: `clean_instances` keeps one that is not a crowd."""
-    owner = np.repeat(np.arange(len(store)), store.num_instances)  # [A of known images]
-    sizes = np.stack([store.widths, store.heights] * 2, axis=1).astype(np.float64)  # [I, 4]
     has_object = np.zeros(len(store), bool)
-    for start in range(0, len(owner), rows_per_block):
-        block = owner[start : start + rows_per_block]
-        rows = store.annotations(start, start + len(block))
-        _, keep = _clipped(rows.boxes, sizes[block])
-        keep &= (rows.area > 1) & ~rows.ignore & (rows.labels > 0) & ~rows.crowd
-        has_object[block[keep]] = True
+    num_rows = int(store.num_instances.sum())
+    for start in range(0, num_rows, rows_per_block):
+        block = store.annotations(start, min(start + rows_per_block, num_rows))
+        has_object[clean_instances(block).objects.owner] = True
     return np.flatnonzero(has_object)
-
-
-def _xyxy(boxes_xywh: Floats) -> Floats:
-    return np.concatenate([boxes_xywh[:, :2], boxes_xywh[:, :2] + boxes_xywh[:, 2:]], axis=1)
-
-
-def _clipped(boxes: Floats, size: Floats) -> tuple[Floats, Bools]:
-    """Boxes [N, 4] inside (width, height, width, height) [4] or [N, 4], and which of them have an area [N]."""
-    clipped = np.clip(boxes, 0, size)
-    return clipped, (clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])

@@ -6,8 +6,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ def built_store(annotations: Path, cache_dir: Path | None) -> Path:
     folders = [Path(cache_dir)] if cache_dir else [annotations.parent / ".maskfleet", user_cache_dir()]
     digest = _known_digest(annotations, folders)
     if digest is None:
-        digest = _sha256(annotations)
+        with _readable(annotations):
+            digest = sha256(annotations)
         _remember_digest(annotations, digest, folders)
     name = f"{digest[:32]}-{FORMAT}.store"
     for folder in folders:
@@ -72,9 +73,7 @@ def _build(annotations: Path, path: Path, digest: str) -> None:
         raise DataError(f"{annotations} was changed while it was read", remedy="start again once it is fully written")
     coco = read_coco(text, annotations)
     del text
-    columns = columns_of(coco)
-    meta = {"categories": coco.categories, "sha256": digest, "format": FORMAT}
-    write_columns(path, columns, meta)
+    write_columns(path, columns_of(coco), {"categories": coco.categories, "sha256": digest, "format": FORMAT})
 
 
 def columns_of(coco: CocoFile) -> dict[str, Column]:
@@ -167,11 +166,10 @@ def _is_whole(path: Path) -> bool:
 
 def _text(annotations: Path) -> tuple[str, str]:
     """Content of the annotation file, and its SHA-256."""
-    try:
+    with _readable(annotations):
         content = annotations.read_bytes()
+    try:
         return content.decode("utf-8-sig"), hashlib.sha256(content).hexdigest()
-    except OSError as error:
-        raise _unreadable(annotations, error) from error
     except UnicodeDecodeError as error:
         raise DataError(
             f"{annotations} is not text: byte {error.start} is not UTF-8",
@@ -179,27 +177,23 @@ def _text(annotations: Path) -> tuple[str, str]:
         ) from error
 
 
-def _sha256(annotations: Path) -> str:
+@contextmanager
+def _readable(annotations: Path) -> Iterator[None]:
+    """Turn an error while reading the annotation file into one for the user."""
     try:
-        return sha256(annotations)
+        yield
     except OSError as error:
-        raise _unreadable(annotations, error) from error
-
-
-def _unreadable(annotations: Path, error: OSError) -> DataError:
-    return DataError(
-        f"the annotation file {annotations} cannot be read: {error.strerror}",
-        remedy="check that the file exists and is readable",
-    )
+        raise DataError(
+            f"the annotation file {annotations} cannot be read: {error.strerror}",
+            remedy="check that the file exists and is readable",
+        ) from error
 
 
 def _digest_record(annotations: Path) -> tuple[str, dict[str, Any]]:
     """Name of the note that keeps the annotation file's SHA-256, and the state of the file it holds for."""
     path = annotations.resolve()
-    try:
+    with _readable(annotations):
         stat = path.stat()
-    except OSError as error:
-        raise _unreadable(annotations, error) from error
     name = f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
     return name, {"path": os.fspath(path), "bytes": stat.st_size, "modified_ns": stat.st_mtime_ns}
 
@@ -221,9 +215,8 @@ def _remember_digest(annotations: Path, digest: str, folders: Sequence[Path]) ->
     """Save the digest if a folder is writable; without it the next start takes longer."""
     name, state = _digest_record(annotations)
     folder = _first_writable(folders)
-    if folder is None:
-        return
-    write_atomically(folder / name, json.dumps({"state": state, "sha256": digest}))
+    if folder is not None:
+        write_atomically(folder / name, json.dumps({"state": state, "sha256": digest}))
 
 
 def _first_writable(folders: Sequence[Path]) -> Path | None:

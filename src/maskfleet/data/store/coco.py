@@ -113,12 +113,7 @@ class CocoFile:
     categories: list[tuple[int, str]] = field(default_factory=list)
 
 
-class _Image:
-    """Replaces an image in the parsed tree that is already stored."""
-
-
-class _Annotation:
-    """Replaces an annotation in the parsed tree that is already stored."""
+_IMAGE, _ANNOTATION = object(), object()  # replace records in the parsed tree that are already stored
 
 
 def read_coco(text: str, path: Path) -> CocoFile:
@@ -136,8 +131,8 @@ def read_coco(text: str, path: Path) -> CocoFile:
         if not isinstance(tree.get(key), list):
             what = "has no" if key not in tree else "has no list under"
             raise _not_coco(path, f"it {what} key {key!r}")
-    _expect_all_stored(tree["images"], _Image, IMAGE_KEYS, path, "images")
-    _expect_all_stored(tree["annotations"], _Annotation, ANNOTATION_KEYS, path, "annotations")
+    _expect_all_stored(tree["images"], _IMAGE, IMAGE_KEYS, path, "images")
+    _expect_all_stored(tree["annotations"], _ANNOTATION, ANNOTATION_KEYS, path, "annotations")
     if (len(tree["images"]), len(tree["annotations"])) != (len(coco.image_id), len(coco.ann_id)):
         raise _not_coco(path, "it holds image or annotation records outside its lists of images and annotations")
     for index, category in enumerate(tree["categories"]):
@@ -161,13 +156,12 @@ def _parse(text: str, path: Path, take: Callable[[dict[str, Any]], Any]) -> Any:
 
 def _record_hook(coco: CocoFile) -> Callable[[dict[str, Any]], Any]:
     """An object hook for the parser that stores images and annotations in `coco` and keeps everything else."""
-    image, annotation = _Image(), _Annotation()
 
     def take(record: dict[str, Any]) -> Any:
         if "image_id" in record and "category_id" in record:
-            return annotation if _take_annotation(coco, record) else record
+            return _ANNOTATION if _take_annotation(coco, record) else record
         if "file_name" in record and "id" in record:
-            return image if _take_image(coco, record) else record
+            return _IMAGE if _take_image(coco, record) else record
         return record
 
     return take
@@ -271,9 +265,9 @@ def _category(record: Any, index: int, path: Path) -> tuple[int, str]:
     return identity, record["name"]
 
 
-def _expect_all_stored(records: list[Any], marker: type, keys: tuple[str, ...], path: Path, key: str) -> None:
+def _expect_all_stored(records: list[Any], marker: object, keys: tuple[str, ...], path: Path, key: str) -> None:
     for index, record in enumerate(records):
-        if isinstance(record, marker):
+        if record is marker:
             continue
         if not isinstance(record, dict):
             raise _not_coco(path, f"entry {index} of {key!r} is not an object")

@@ -27,7 +27,7 @@ class ImageSet:
         self.stores = tuple(stores)
         self.store_of = np.repeat(np.arange(len(stores), dtype=np.int16), [len(images) for images in used])  # [N]
         self.index_of = np.concatenate([np.zeros(0, np.int32), *used]).astype(np.int32)  # [N] inside its store
-        self.buckets: Ints = np.zeros(len(self.index_of), np.int64)  # [N] set by `put_in_buckets`
+        self.buckets: Ints = np.zeros(len(self.index_of), np.int64)  # [N] set once their canvases are known
 
     def __len__(self) -> int:
         return len(self.index_of)
@@ -38,16 +38,9 @@ class ImageSet:
 
     def sizes(self) -> tuple[Ints, Ints]:
         """Source heights and widths of the images -> two [N]."""
-        heights, widths = [], []
-        for number, store in enumerate(self.stores):
-            index = self.index_of[self.store_of == number]
-            heights.append(store.heights[index])
-            widths.append(store.widths[index])
-        return np.concatenate(heights), np.concatenate(widths)
-
-    def put_in_buckets(self, buckets: Ints) -> None:
-        """Set the bucket [N] of each image."""
-        self.buckets = buckets
+        used = [(store, self.index_of[self.store_of == number]) for number, store in enumerate(self.stores)]
+        heights = np.concatenate([store.heights[index] for store, index in used])
+        return heights, np.concatenate([store.widths[index] for store, index in used])
 
     def substitute(self, image: int, seed: int) -> int:
         """Another image of the same bucket, chosen by `seed`; the image itself if there is no other."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import multiprocessing
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,8 @@ import numpy.typing as npt
 
 from maskfleet.data.synthetic.shapes import FINE, KINDS, Scene, draw_scene, visible_cells, visible_pixels
 from maskfleet.errors import ConfigError, DataError
-from maskfleet.system.files import building_folder
+from maskfleet.rle import window_runs
+from maskfleet.system.files import building_folder, set_aside
 
 SPLITS = ("train", "val")
 CATEGORY_IDS = (1, 2, 4, 7, 8, 11, 13, 17, 18, 21)  # gaps, as COCO's own ids have
@@ -27,6 +30,11 @@ SPEC_FILE = "shapes.json"
 RECIPE_VERSION = 1  # increase it when the same seed would give other images
 SIMPLIFY_CELLS = 1.2  # largest distance, in quarter pixels, between a polygon and the outline
 MIN_PART_CELLS = 4 * FINE * FINE  # smaller parts and holes are not annotated
+OUR_FILES = re.compile(
+    rf"(\.maskfleet|annotations|{'|'.join(SPLITS)}|{re.escape(SPEC_FILE)}"
+    rf"|annotations/instances_({'|'.join(SPLITS)})\.json|annotations/\.maskfleet(/.*)?"
+    rf"|({'|'.join(SPLITS)})/\d{{12}}\.jpg)"
+)
 
 Progress = Callable[[int, int], None]
 
@@ -78,6 +86,20 @@ def make_shapes(
         (building / SPEC_FILE).write_text(_described(spec))
 
 
+@contextmanager
+def replacing_shapes(root: Path) -> Iterator[None]:
+    """Set an old folder of shapes aside while a new one is made; it comes back if that fails.
+
+    DataError if the folder is no such set, or holds a file that making shapes did not write.
+    """
+    if _is_new(root):
+        yield
+        return
+    _expect_ours(root)
+    with set_aside(root):
+        yield
+
+
 def _check(spec: ShapesSpec) -> None:
     limits = {
         "num_train": (spec.num_train, 0, 10_000_000),
@@ -101,15 +123,42 @@ def _described(spec: ShapesSpec) -> str:
     return json.dumps({"recipe": RECIPE_VERSION, **dataclasses.asdict(spec)}, indent=2) + "\n"
 
 
+def _is_new(root: Path) -> bool:
+    return not root.exists() or (root.is_dir() and not any(root.iterdir()))
+
+
 def _is_made(root: Path, spec: ShapesSpec) -> bool:
     """Whether `root` already holds this data set; DataError if it holds anything else."""
-    if not root.exists() or (root.is_dir() and not any(root.iterdir())):
+    if _is_new(root):
         return False
     made = root / SPEC_FILE
     if made.is_file() and made.read_text() == _described(spec):
         return True
     what = "shapes generated with other values" if made.is_file() else "something else"
     raise DataError(f"{root} already holds {what}", remedy="choose a new folder, or delete that one first")
+
+
+def _expect_ours(root: Path) -> None:
+    if not _is_shapes_spec(root / SPEC_FILE):
+        raise DataError(
+            f"{root} does not contain generated shapes, and --force replaces nothing else",
+            remedy="choose a new folder",
+        )
+    unknown = [path for path in sorted(root.rglob("*")) if not OUR_FILES.fullmatch(path.relative_to(root).as_posix())]
+    if unknown:
+        raise DataError(
+            f"{root} contains files that were not generated, such as {unknown[0]}",
+            remedy="move them elsewhere, or choose a new folder: --force deletes nothing but generated shapes",
+        )
+
+
+def _is_shapes_spec(path: Path) -> bool:
+    """Whether the file is the spec that `make_shapes` writes."""
+    try:
+        spec = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(spec, dict) and {"recipe", "seed", "num_train", "num_val"} <= spec.keys()
 
 
 def _write_splits(root: Path, spec: ShapesSpec, workers: int, progress: Progress) -> None:
@@ -171,9 +220,10 @@ def _annotation(scene: Scene, number: int) -> dict[str, Any]:
     height, width = scene.pixels.shape[:2]
     polygons = None if drawn.is_crowd else _polygons(visible_cells(scene, number))
     if polygons is None:
-        mask = coco_mask.encode(np.asfortranarray(visible_pixels(scene, number), np.uint8))
-        runs = _column_runs(visible_pixels(scene, number))
-        segmentation: Any = {"size": [height, width], "counts": runs}
+        pixels = visible_pixels(scene, number)
+        mask = coco_mask.encode(np.asfortranarray(pixels, np.uint8))
+        # not compressed, as COCO's own file has it for crowds
+        segmentation: Any = {"size": [height, width], "counts": window_runs(0, 0, pixels, height, width).tolist()}
         box = [float(side) for side in coco_mask.toBbox(mask)]
     else:
         mask = coco_mask.merge(coco_mask.frPyObjects(polygons, height, width))
@@ -212,11 +262,3 @@ def _grown(corners: npt.NDArray[np.int64], shape: tuple[int, ...]) -> npt.NDArra
     last = np.array([shape[1], shape[0]]) - 1
     inset = np.where(corners == 0, 0.0, np.where(corners == last, 1.0, 0.5))
     return corners.astype(np.float64) + inset
-
-
-def _column_runs(mask: npt.NDArray[np.bool_]) -> list[int]:
-    """Uncompressed run lengths of a mask [H, W], as COCO's own file has for crowds."""
-    flat = mask.T.ravel()
-    borders = np.flatnonzero(np.diff(flat)) + 1
-    runs: list[int] = np.diff(np.concatenate([[0], borders, [len(flat)]])).tolist()
-    return [0, *runs] if flat[0] else runs

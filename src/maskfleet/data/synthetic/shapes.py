@@ -92,18 +92,12 @@ def outline(kind: str, rng: np.random.Generator) -> list[Floats]:
     """Closed curves [n, 2] of a shape of radius 1 around (0, 0), rotated at random; a second curve is a hole."""
     turn = rng.uniform(-0.45, 0.45) if kind == "heart" else rng.uniform(0, 2 * np.pi)
     match kind:
-        case "circle":
-            curves = [_arc(1.0)]
+        case "circle" | "square" | "triangle" | "hexagon":
+            curves = [_arc(1.0, {"circle": 64, "square": 4, "triangle": 3, "hexagon": 6}[kind])]
         case "ellipse":
             curves = [_arc(1.0) * [1.0, rng.uniform(0.4, 0.6)]]
         case "ring":
             curves = [_arc(1.0), _arc(rng.uniform(0.5, 0.6))]
-        case "square":
-            curves = [_arc(1.0, 4)]
-        case "triangle":
-            curves = [_arc(1.0, 3)]
-        case "hexagon":
-            curves = [_arc(1.0, 6)]
         case "star":
             curves = [_arc(1.0, 10) * np.where(np.arange(10) % 2, 0.45, 1.0)[:, None]]
         case "cross":
