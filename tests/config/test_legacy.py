@@ -207,7 +207,7 @@ def test_values_worked_by_hand(name: str, text: str, ours: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(("name", "defaults"), EXPLAINED.items())
-def test_a_meaningless_name_lets_only_its_old_default_through(name: str, defaults: tuple[str, ...]) -> None:
+def test_a_name_without_meaning_here_accepts_only_its_old_default(name: str, defaults: tuple[str, ...]) -> None:
     example = name.replace("*", "ANYTHING")
     for default in defaults:
         assert translate(example, default) == {}
@@ -231,12 +231,12 @@ def test_a_meaningless_name_lets_only_its_old_default_through(name: str, default
         ("TF_CPP_MIN_LOG_LEVEL", "2", "TensorFlow"),
     ],
 )
-def test_a_meaningless_name_says_why(name: str, text: str, reason: str) -> None:
+def test_the_error_about_a_name_without_meaning_here_says_why(name: str, text: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         translate(name, text)
 
 
-def test_the_optimized_chart_as_it_was_gives_the_run_it_meant() -> None:
+def test_the_values_of_the_old_optimized_chart_give_the_same_run() -> None:
     values = {
         "maskrcnn.batch_size_per_gpu": "4",
         "maskrcnn.images_per_epoch": "120000",
@@ -268,7 +268,7 @@ def test_the_optimized_chart_as_it_was_gives_the_run_it_meant() -> None:
     )
 
 
-def test_our_own_names_are_never_old_ones() -> None:
+def test_no_field_name_is_also_an_old_name() -> None:
     for field in walk_fields(RunConfig):
         assert not is_legacy(field.path)
     for name in ("", "launch.image", "train.base_lrr", "lr", "Train.base_lr", "configure", "maskrcnn"):
@@ -286,7 +286,7 @@ def test_our_own_names_are_never_old_ones() -> None:
         ("maskrcnn.batch_size", "batch_size_per_gpu", ""),
     ],
 )
-def test_an_unknown_old_name_gets_the_nearest_ones(name: str, old: str, ours: str) -> None:
+def test_the_error_about_an_unknown_old_name_suggests_the_nearest_ones(name: str, old: str, ours: str) -> None:
     assert is_legacy(name)
     with pytest.raises(ConfigError, match="not a name") as refusal:
         translate(name, "1")
@@ -295,7 +295,7 @@ def test_an_unknown_old_name_gets_the_nearest_ones(name: str, old: str, ours: st
     assert ours in refusal.value.remedy
 
 
-def test_a_name_like_no_other_still_gets_a_remedy() -> None:
+def test_a_name_without_a_near_match_still_gets_a_remedy() -> None:
     with pytest.raises(ConfigError) as refusal:
         translate("QQQQ.ZZZZ" + "\x1b[31m" + "X" * 500, "1")
     assert refusal.value.remedy
@@ -355,7 +355,7 @@ def test_bad_values_say_what_is_wrong(name: str, text: str, reason: str) -> None
 
 
 @pytest.mark.parametrize("name", MAPPED)
-def test_hostile_values_are_refused_or_stay_plain_text(name: str, tmp_path: Path) -> None:
+def test_hostile_values_are_rejected_or_stay_plain_text(name: str, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     code = f"__import__('pathlib').Path('{marker}').touch()"
     for text in (code, f"[{code}]", f"({code},)", f"{{1: {code}}}", "__import__('os').system('x')"):

@@ -31,7 +31,7 @@ def depth(value: Any) -> int:
 
 
 @given(VALUES)
-def test_what_python_prints_reads_back_as_python_reads_it(value: Any) -> None:
+def test_values_that_python_prints_are_parsed_as_python_parses_them(value: Any) -> None:
     text = repr(value)
     if depth(value) > MAX_DEPTH:
         with pytest.raises(ValueError, match="nested"):
@@ -104,12 +104,12 @@ def test_values_as_people_type_them(text: str, value: Any) -> None:
         ("1" * 4097, "4097 characters"),
     ],
 )
-def test_what_is_no_value_says_where(text: str, reason: str) -> None:
+def test_the_error_about_a_bad_value_says_where_it_is(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parsed(text)
 
 
-def test_one_pair_of_quotes_around_everything_comes_off() -> None:
+def test_one_pair_of_quotes_around_the_whole_value_is_removed() -> None:
     assert unquoted(' "True" ') == "True"
     assert unquoted("'a', 'b'") == "'a', 'b'"
     assert unquoted("'") == "'"

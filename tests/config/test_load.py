@@ -20,7 +20,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_set_wins_over_file_and_file_wins_over_recipe(tmp_path: Path) -> None:
+def test_set_overrides_the_file_and_the_file_overrides_the_recipe(tmp_path: Path) -> None:
     file = write(tmp_path / "my.yaml", "recipe: r50_fpn_2x\ntrain:\n  base_lr: 0.5\n  seed: 7\n")
     resolved = resolve(file=file, sets=["train.seed=8"])
     assert resolved.config.recipe == "r50_fpn_2x"
@@ -32,12 +32,12 @@ def test_set_wins_over_file_and_file_wins_over_recipe(tmp_path: Path) -> None:
     assert resolved.origins["train.seed"] == "--set"
 
 
-def test_recipe_option_wins_over_the_files_recipe(tmp_path: Path) -> None:
+def test_the_recipe_option_overrides_the_recipe_of_the_file(tmp_path: Path) -> None:
     file = write(tmp_path / "my.yaml", "recipe: r50_fpn_2x\n")
     assert resolve(recipe_name="r50_c4_1x", file=file).config == recipe("r50_c4_1x")
 
 
-def test_later_set_wins_over_earlier() -> None:
+def test_a_later_set_overrides_an_earlier_one() -> None:
     assert resolve(sets=["train.seed=1", "train.seed=2"]).config.train.seed == 2
 
 
@@ -100,7 +100,7 @@ def test_two_paths_name_a_users_own_set() -> None:
         (["train.base_lr=.nan"], "finite", "explain train.base_lr"),
     ],
 )
-def test_bad_settings_say_what_and_what_to_do(sets: list[str], what: str, remedy: str) -> None:
+def test_the_error_about_a_bad_setting_has_a_remedy(sets: list[str], what: str, remedy: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(sets=sets)
     assert what in caught.value.what
@@ -120,7 +120,7 @@ def test_bad_settings_say_what_and_what_to_do(sets: list[str], what: str, remedy
         ("launch: {on: moon}\n", "launch"),
     ],
 )
-def test_bad_files_name_the_place(text: str, what: str, tmp_path: Path) -> None:
+def test_the_error_about_a_bad_file_names_the_line(text: str, what: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(file=write(tmp_path / "bad.yaml", text))
     assert what in caught.value.what
@@ -145,13 +145,13 @@ def test_unknown_recipe_suggests_the_nearest() -> None:
     ("name", "mask", "other"),
     [("r50_fpn_1x", "false", "faster_r50_fpn_1x"), ("faster_r101_c4_1x", "true", "r101_c4_1x")],
 )
-def test_mask_switch_against_the_recipes_name_is_refused(name: str, mask: str, other: str) -> None:
+def test_a_mask_setting_that_contradicts_the_recipes_name_is_rejected(name: str, mask: str, other: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(recipe_name=name, sets=[f"model.mask={mask}"])
     assert caught.value.remedy == f"use --recipe {other}"
 
 
-def test_without_a_recipe_mask_off_takes_the_one_without_masks(tmp_path: Path) -> None:
+def test_mask_off_without_a_recipe_selects_the_recipe_without_masks(tmp_path: Path) -> None:
     config = resolve(sets=["model.mask=false"]).config
     assert config.recipe == "faster_scratch"
     write_run_file(tmp_path, config)
@@ -162,7 +162,7 @@ def test_the_presets_of_tensorpack_and_aws_samples_keep_their_mask_switch() -> N
     assert not resolve(recipe_name="standard", sets=["model.mask=false"]).config.model.mask
 
 
-def test_a_directory_of_another_run_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_directory_of_another_run_is_rejected_and_not_changed(tmp_path: Path) -> None:
     first = recipe("r50_fpn_1x")
     write_run_file(tmp_path, first)
     before = (tmp_path / "run.yaml").read_bytes()
@@ -172,7 +172,7 @@ def test_a_directory_of_another_run_is_refused_and_left_alone(tmp_path: Path) ->
     assert (tmp_path / "run.yaml").read_bytes() == before
 
 
-def test_a_run_may_resume_with_other_paths_and_intervals(tmp_path: Path) -> None:
+def test_a_run_may_resume_with_moved_data_and_other_worker_and_checkpoint_settings(tmp_path: Path) -> None:
     first = recipe("r50_fpn_1x")
     write_run_file(tmp_path, first)
     moved = replaced(first, {"data.root": "elsewhere", "data.num_workers": 3, "checkpoint.keep_last": 9})

@@ -1,4 +1,4 @@
-"""Recipes against the figures of TensorPack and AWS Samples."""
+"""Recipes against the numbers of TensorPack and AWS Samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from maskfleet.config.recipes import RECIPES, recipe
 from maskfleet.config.run import RunConfig
 
 
-def test_there_is_a_faster_twin_of_every_mask_recipe() -> None:
+def test_every_mask_recipe_has_a_faster_rcnn_counterpart() -> None:
     mask = {name for name in RECIPES if not name.startswith("faster_")}
     assert {
         "demo",

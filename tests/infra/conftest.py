@@ -71,7 +71,7 @@ class Stage:
         return TerminalView(yes=yes, console=Console(file=self.screen, soft_wrap=True, highlight=False))
 
     def shown(self) -> str:
-        """What the screen shows since the last look."""
+        """Output since the last call."""
         text = self.screen.getvalue()
         self.screen.seek(0)
         self.screen.truncate()
@@ -85,7 +85,7 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    """A work folder that does not exist yet; what Terraform started and left behind ends with it."""
+    """A work folder that does not exist yet; processes that Terraform left are killed after the test."""
     made = make_stage(tmp_path)
     made.env[JOB_VARIABLE] = job_id(tmp_path)
     yield made
@@ -93,7 +93,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 
 def make_stage(folder: Path) -> Stage:
-    """A work folder, and a terraform on PATH that notes its arguments before it becomes the real one."""
+    """A work folder, and a terraform on PATH that records its arguments and then runs the real one."""
     programs = folder / "programs"
     programs.mkdir()
     log = folder / "argv.jsonl"
@@ -165,7 +165,7 @@ def kube_api(made_once: tuple[Stage, FakeKube], monkeypatch: pytest.MonkeyPatch)
 
 
 def give_tokens(folder: Path, api: FakeKube) -> None:
-    """An `aws` that gives tokens for the cluster, and notes what it was asked."""
+    """An `aws` that gives tokens for the cluster, and records its arguments."""
     credential = {
         "apiVersion": "client.authentication.k8s.io/v1beta1",
         "kind": "ExecCredential",

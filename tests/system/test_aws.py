@@ -30,7 +30,7 @@ def test_the_region_is_the_given_one_or_that_of_either_variable(monkeypatch: pyt
     assert aws_session("tests", region="ap-south-1").region_name == "ap-south-1"
 
 
-def test_a_profile_that_is_not_there_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_profile_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(MaskfleetError, match="nobody") as caught:
         aws_session("tests")

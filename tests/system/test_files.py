@@ -76,7 +76,7 @@ def test_a_private_file_is_private_before_its_first_byte(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("writer", [replacing, replacing_by_path])
 @pytest.mark.parametrize("failure", [ValueError("bad"), KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left")])
-def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path, writer: Any, failure: BaseException) -> None:
+def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path, writer: Any, failure: BaseException) -> None:
     (tmp_path / "file").write_text("before")
 
     def fail() -> None:
@@ -149,7 +149,7 @@ def test_content_is_synced_before_the_rename_and_the_folder_after_it(
     assert steps == ["content", "folder"]
 
 
-def test_a_file_system_that_cannot_sync_folders_is_good_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_cannot_sync_folders_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsync, code = os.fsync, [errno.EINVAL]
 
     def refused(descriptor: int) -> None:
@@ -185,7 +185,7 @@ for _ in range(200):
 """
 
 
-def test_readers_of_a_file_with_two_writers_see_one_whole_content(tmp_path: Path) -> None:
+def test_readers_never_see_a_mix_of_two_writers(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomically(path, "a" * 100_000)
     writers = [subprocess.Popen([sys.executable, "-c", WRITE, str(path), letter]) for letter in "bc"]
@@ -212,7 +212,7 @@ def test_threads_may_write_the_same_file(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() in {letter * 10_000 for letter in "abcd"}
 
 
-def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_only_temporary_files_of_killed_writers_are_removed(tmp_path: Path) -> None:
     code = "from maskfleet.system.files import replacing; from pathlib import Path; import os, sys\n"
     code += "with replacing(Path(sys.argv[1])) as file:\n    os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "file")], check=False).returncode == -9
@@ -263,7 +263,7 @@ def test_a_folder_appears_when_it_is_complete(tmp_path: Path, umask: None) -> No
     assert names(target.parent) == ["set"]
 
 
-def test_a_folder_that_is_set_aside_comes_back_if_its_successor_fails(tmp_path: Path) -> None:
+def test_a_folder_that_is_set_aside_is_restored_if_its_replacement_fails(tmp_path: Path) -> None:
     target = tmp_path / "set"
     target.mkdir()
     (target / "old").touch()
@@ -276,7 +276,7 @@ def test_a_folder_that_is_set_aside_comes_back_if_its_successor_fails(tmp_path: 
     assert names(tmp_path) == ["set"]
 
 
-def test_sha256_is_the_known_one(tmp_path: Path) -> None:
+def test_sha256_matches_a_known_value(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc")
     assert sha256(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 

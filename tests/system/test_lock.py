@@ -48,7 +48,7 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", flock)
 
 
-def test_another_process_is_kept_out_and_told_who_holds_the_lock(tmp_path: Path) -> None:
+def test_a_second_process_gets_an_error_that_names_the_holder_of_the_lock(tmp_path: Path) -> None:
     with held(tmp_path / "lock") as other:
         with pytest.raises(LockHeldError) as caught, locked(tmp_path / "lock", "training in runs/a"):
             raise AssertionError("two processes hold the lock")
@@ -67,26 +67,26 @@ def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
             pass
 
 
-def test_a_wait_ends_when_the_holder_is_killed(tmp_path: Path) -> None:
+def test_waiting_ends_when_the_holder_is_killed(tmp_path: Path) -> None:
     with held(tmp_path / "lock") as other:
         threading.Timer(0.3, other.kill).start()
         with locked(tmp_path / "lock", "testing", wait_s=LONG_S):
             assert other.wait() == -9
 
 
-def test_a_wait_has_an_end(tmp_path: Path) -> None:
+def test_waiting_for_a_lock_times_out(tmp_path: Path) -> None:
     with held(tmp_path / "lock"), pytest.raises(LockHeldError), locked(tmp_path / "lock", "testing", wait_s=0.2):
         pass
 
 
-def test_what_fails_inside_releases_the_lock(tmp_path: Path) -> None:
+def test_an_error_inside_the_block_releases_the_lock(tmp_path: Path) -> None:
     with pytest.raises(KeyError), locked(tmp_path / "lock", "testing"):
         raise KeyError
     with locked(tmp_path / "lock", "testing"):
         pass
 
 
-def test_a_holder_that_wrote_no_name_is_still_a_holder(tmp_path: Path) -> None:
+def test_a_holder_that_wrote_no_name_still_holds_the_lock(tmp_path: Path) -> None:
     with (tmp_path / "lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(LockHeldError, match="did not write its name"), locked(tmp_path / "lock", "testing"):

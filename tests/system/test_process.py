@@ -73,7 +73,7 @@ def test_a_missing_folder_is_not_taken_for_a_missing_program(tmp_path: Path) -> 
         capture([PYTHON, "-c", ""], cwd=tmp_path / "absent")
 
 
-def test_a_program_that_may_not_be_run_is_named(tmp_path: Path) -> None:
+def test_a_program_without_execute_permission_is_named(tmp_path: Path) -> None:
     (tmp_path / "program").write_text("x")
     with pytest.raises(MaskfleetError, match="program cannot be started: Permission denied"):
         capture([str(tmp_path / "program")])
@@ -85,7 +85,7 @@ def test_a_command_that_takes_too_long_is_named_without_its_secrets() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_output_is_appended_to_a_file_and_the_session_is_its_own(tmp_path: Path) -> None:
+def test_output_is_appended_to_a_file_and_the_process_has_its_own_session(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("before\n")
     process = start([PYTHON, "-c", "import os; print(os.getsid(0) == os.getpid())"], output=log)
@@ -106,7 +106,7 @@ def test_a_pipe_gives_both_outputs() -> None:
     process.output.close()
 
 
-def test_a_process_that_obeys_is_terminated_and_not_killed(tmp_path: Path) -> None:
+def test_a_process_that_handles_sigterm_is_not_killed(tmp_path: Path) -> None:
     code = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\nprint(1, flush=True)\n"
     process = start([PYTHON, "-c", code + "time.sleep(1000)"], output="pipe")
     process.output.readline()
@@ -114,7 +114,7 @@ def test_a_process_that_obeys_is_terminated_and_not_killed(tmp_path: Path) -> No
     assert process.wait(0.01) is None
     process.stop(LONG_S)
     assert process.exit_code() == 9
-    process.stop(LONG_S)  # a process that has exited is no trouble
+    process.stop(LONG_S)  # stopping a process that has exited does nothing
     process.output.close()
 
 
@@ -124,7 +124,7 @@ def ignoring_sigterm(**options: bool) -> tuple[Running, int]:
     return process, max(pids)
 
 
-def test_a_process_that_does_not_obey_is_killed_with_its_group() -> None:
+def test_a_process_that_ignores_sigterm_is_killed_with_its_group() -> None:
     process, child = ignoring_sigterm()
     process.stop(0.1)
     assert process.exit_code() == -signal.SIGKILL

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +15,6 @@ from maskfleet.cli.options import ConfigOption, JsonOption, RecipeOption, SetOpt
 if TYPE_CHECKING:
     from maskfleet.bench.speed import Speed
     from maskfleet.config.run import RunConfig, SplitConfig
-
-    Splits = tuple[str | SplitConfig, ...]
 
 NUM_SHAPES, SHAPE_SIZE = 96, (480, 640)  # of the set that is drawn when no data is given: COCO's usual size
 
@@ -36,7 +32,7 @@ def bench(
     batch: Annotated[
         list[int] | None,
         typer.Option(
-            "--batch", "-b", min=1, help="Images a step; may be repeated. Default: the run's.", show_default=False
+            "--batch", "-b", min=1, help="Images per step; may be repeated. Default: the run's.", show_default=False
         ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps that are timed.")] = 20,
@@ -53,7 +49,7 @@ def bench(
     speeds: list[Speed] = []
     for count in batch or [run.train.images_per_gpu]:
         for measure in (train_speed, detect_speed):
-            err.print(f"measuring {measure.__name__.replace('_', ' ')}, {count} images a step …")
+            err.print(f"measuring {measure.__name__.replace('_', ' ')}, {count} images per step …")
             speeds.append(measure(run, device, batch=count, steps=steps))
     err.print("measuring the loader …")
     loader = _loader_speed(run, data, device, max(batch or [run.train.images_per_gpu]), steps)
@@ -64,36 +60,31 @@ def bench(
 
 
 def _loader_speed(run: RunConfig, data: Path | None, device: Any, batch: int, steps: int) -> float:
-    from maskfleet.bench.speed import loader_speed
-    from maskfleet.config.base import replaced
-    from maskfleet.data.store.dataset import open_stores
-
-    with _some_data(data, run.data.train) as (root, train):
-        run = replaced(run, {"data.root": str(root), "data.train": train})
-        return loader_speed(run, open_stores(run.data, run.data.train), device, batch=batch, steps=steps)
-
-
-@contextmanager
-def _some_data(data: Path | None, train: Splits) -> Iterator[tuple[Path, Splits]]:
-    """A folder of data and its training sets, for the duration of the block."""
+    """Images per second from the folder `data`, or else from generated pictures."""
     import tempfile
 
+    from maskfleet.bench.speed import loader_speed
+    from maskfleet.config.base import replaced
     from maskfleet.data.store.coco import found_splits
+    from maskfleet.data.store.dataset import open_stores
     from maskfleet.data.synthetic.dataset import make_shapes
 
-    if data is not None:
-        yield data, found_splits(data)[0] if "auto" in train else train
-        return
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "shapes"
-        make_shapes(root, num_train=NUM_SHAPES, num_val=1, height=SHAPE_SIZE[0], width=SHAPE_SIZE[1], max_objects=15)
-        yield root, ("train",)
+        train: tuple[str | SplitConfig, ...] = run.data.train
+        if data is None:
+            data, train = Path(folder) / "shapes", ("train",)
+            height, width = SHAPE_SIZE
+            make_shapes(data, num_train=NUM_SHAPES, num_val=1, height=height, width=width, max_objects=15)
+        elif "auto" in train:
+            train = found_splits(data)[0]
+        run = replaced(run, {"data.root": str(data), "data.train": train})
+        return loader_speed(run, open_stores(run.data, run.data.train), device, batch=batch, steps=steps)
 
 
 def _print(speeds: list[Speed], loader: float) -> None:
     from rich.table import Table
 
-    columns = ("", "batch", "images/s", "ms a step", "first step", "GPU memory", "of the GPU's limit")
+    columns = ("", "batch", "images/s", "ms per step", "first step", "GPU memory", "of the GPU's limit")
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for speed in speeds:
         share = speed.share_of_roofline

@@ -61,17 +61,18 @@ def recipes(as_json: JsonOption = False) -> None:
     """List the recipes."""
     from maskfleet.config.recipes import RECIPES
 
-    rows = [(name, recipe.summary, recipe.published_ap) for name, recipe in RECIPES.items()]
+    rows = [
+        {"name": name, "summary": recipe.summary, "published_ap": recipe.published_ap}
+        for name, recipe in RECIPES.items()
+    ]
     if as_json:
-        print_raw(
-            json.dumps([{"name": name, "summary": summary, "published_ap": ap} for name, summary, ap in rows], indent=2)
-        )
+        print_raw(json.dumps(rows, indent=2))
         return
     from rich.table import Table
 
     table = Table("recipe", "what it trains", "published AP", box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*row.values())
     out.print(table)
     out.print(
         "\nPublished AP: box;mask on COCO val2017 as TensorPack and AWS Samples report it for their code, in percent."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from rich.console import Console
+from rich.text import Text
 
 from maskfleet.errors import MaskfleetError
 
@@ -19,8 +20,5 @@ def print_raw(text: str) -> None:
 
 def print_error(error: MaskfleetError) -> None:
     """Print what went wrong and what to do."""
-    with err:  # buffered and written at once, so that lines of several ranks do not mix
-        err.print("[bold red]error:[/] ", end="")
-        err.print(error.what, markup=False)
-        err.print("  [bold]→[/] ", end="")
-        err.print(error.remedy, markup=False)
+    # In one call, which writes once, so that lines of several ranks do not mix.
+    err.print(Text.assemble(("error:", "bold red"), f" {error.what}\n  ", ("→", "bold"), f" {error.remedy}"))

@@ -45,10 +45,7 @@ def demo(
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))
     metrics = train(config, run_dir).metrics
     box, mask = metrics["mAP(bbox)/IoU=0.5"], metrics["mAP(segm)/IoU=0.5"]
-    out.print(
-        f"\
-On {NUM_VAL} validation images: box AP50 {box:.3f}, mask AP50 {mask:.3f}."
-    )
+    out.print(f"\nOn {NUM_VAL} validation images: box AP50 {box:.3f}, mask AP50 {mask:.3f}.")
     out.print(f"The result, with pictures: {run_dir / 'report.html'}", markup=False)
     hints = {
         f"maskfleet predict {run_dir} {data}/val/*.jpg": "draw its detections",

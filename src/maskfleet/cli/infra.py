@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -15,7 +16,6 @@ from maskfleet.cli.options import JsonOption
 from maskfleet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from maskfleet.infra.stacks import Stack
     from maskfleet.infra.terraform.session import Options, Session
 
 app = typer.Typer(help="Create, show and remove the infrastructure that jobs run on.", no_args_is_help=True)
@@ -65,10 +65,10 @@ def plan(
     from maskfleet.infra.terraform import plan as planning
     from maskfleet.infra.terraform.session import only_one
 
-    options = _options(stack, workdir, var, var_file, state_bucket, state_region, state_lock_table, take_ours)
+    options = _options(stack, workdir, var, var_file or (), state_bucket, state_region, state_lock_table, take_ours)
     with only_one(options):
-        plans = planning.plan(_open(options, stack))
-    if detailed_exitcode and any(plan.has_changes for plan in plans):
+        plans = planning.plan(_session(options, stack, update=True))
+    if detailed_exitcode and any(plan is None or plan.has_changes for plan in plans):
         raise typer.Exit(2)
 
 
@@ -91,10 +91,9 @@ def up(
     from maskfleet.infra.terraform import up as applying
     from maskfleet.infra.terraform.session import only_one
 
-    options = _options(stack, workdir, var, var_file, state_bucket, state_region, state_lock_table, take_ours)
+    options = _options(stack, workdir, var, var_file or (), state_bucket, state_region, state_lock_table, take_ours)
     with only_one(options):
-        session = _open(options, stack, yes=yes)
-        applying.up(session, delete_data=delete_data)
+        applying.up(_session(options, stack, update=True, yes=yes), delete_data=delete_data)
     err.print(f"maskfleet infra outputs {stack} shows what was created", markup=False)
 
 
@@ -109,9 +108,9 @@ def status(
     """Show what each root created, its last command, whether the cluster answers; exit with 1 unless all is well."""
     from maskfleet.infra.terraform import status as report
 
-    found = report.status(_read(_options(stack, workdir, var, None, state_bucket), stack))
+    found = report.status(_session(_options(stack, workdir, var, (), state_bucket), stack))
     if as_json:
-        print_raw(json.dumps(found.as_json(), indent=2))
+        print_raw(json.dumps(dataclasses.asdict(found), indent=2))
     else:
         out.print(f"{found.cluster}, state in {found.state_in}", markup=False)
         for root in found.roots:
@@ -140,7 +139,7 @@ def outputs(
     """Show what was created: ids, endpoints and roles, for charts and for `maskfleet launch`; secrets are masked."""
     from maskfleet.infra.terraform import status as report
 
-    session = _read(_options(stack, workdir, var, None, state_bucket), stack)
+    session = _session(_options(stack, workdir, var, (), state_bucket), stack)
     if kubeconfig is not None:
         _write_kubeconfig(session, report.access(session), kubeconfig)
         return
@@ -161,8 +160,7 @@ def down(
     var: VarOption = None,
     state_bucket: BucketOption = None,
     delete_data: Annotated[
-        bool,
-        typer.Option("--delete-data", help="Also delete file systems, buckets and volumes, with all data."),
+        bool, typer.Option("--delete-data", help="Also delete file systems, buckets and volumes, with all data.")
     ] = False,
     skip_cluster: Annotated[
         bool, typer.Option("--skip-cluster", help="Do not look into the cluster; for one that is gone.")
@@ -176,58 +174,38 @@ def down(
     from maskfleet.infra.terraform import down as remove
     from maskfleet.infra.terraform.session import only_one
 
-    options = _options(stack, workdir, var, None, state_bucket)
-    session = _read(options, stack, yes=yes)
+    options = _options(stack, workdir, var, (), state_bucket)
+    session = _session(options, stack, yes=yes)
     with only_one(options):
         remove.down(session, remove.DownOptions(delete_data=delete_data, skip_cluster=skip_cluster, wait_s=wait))
 
 
-def stack_named(name: str) -> Stack:
-    """The stack that the command line names."""
-    from maskfleet.infra.stacks import eks
-
-    if name != "eks":
-        raise ConfigError(f"there is no infrastructure {name!r}", remedy="write eks")
-    return eks()
-
-
-def _options(
-    stack: str,
-    workdir: Path | None,
-    var: list[str] | None,
-    var_file: list[Path] | None,
-    state_bucket: str | None,
-    *rest: Any,
-) -> Options:
+def _options(stack: str, workdir: Path | None, var: list[str] | None, *rest: Any) -> Options:
     from maskfleet.infra.terraform.session import Options
 
-    folder = workdir or Path("maskfleet-infra") / stack
-    return Options(folder, tuple(var or ()), tuple(var_file or ()), state_bucket, *rest)
+    return Options(workdir or Path("maskfleet-infra") / stack, var or (), *rest)
 
 
-def _open(options: Options, stack: str, *, yes: bool = False) -> Session:
+def _session(options: Options, stack: str, *, update: bool = False, yes: bool = False) -> Session:
+    """The session of a work folder; `update` copies our new files and the settings of the options into it."""
     from maskfleet.cli.infra_view import TerminalView
-    from maskfleet.infra.terraform.session import open_session
+    from maskfleet.infra import stacks
+    from maskfleet.infra.terraform.session import open_session, read_session
 
-    return open_session(options, stack_named(stack), TerminalView(yes=yes), os.environ)
-
-
-def _read(options: Options, stack: str, *, yes: bool = False) -> Session:
-    from maskfleet.cli.infra_view import TerminalView
-    from maskfleet.infra.terraform.session import read_session
-
-    return read_session(options, stack_named(stack), TerminalView(yes=yes), os.environ)
+    if stack != "eks":
+        raise ConfigError(f"there is no infrastructure {stack!r}", remedy="write eks")
+    session = open_session if update else read_session
+    return session(options, stacks.eks(), TerminalView(yes=yes), os.environ)
 
 
 def _write_kubeconfig(session: Session, access: dict[str, Any], target: Path) -> None:
     from maskfleet.infra.kubernetes.access import kubeconfig_of, update_command
     from maskfleet.system.files import write_private_json
 
-    profile = str(session.settings.get("profile") or "") or None
     if str(target) == "-":
-        print_raw(shlex.join(update_command(access, profile=profile)))
+        print_raw(shlex.join(update_command(access, profile=session.profile)))
     elif target.exists():
         raise ConfigError(f"{target} exists", remedy="name a new file; `-` prints the command that adds to one")
     else:
-        write_private_json(target, kubeconfig_of(access, profile=profile))
+        write_private_json(target, kubeconfig_of(access, profile=session.profile))
         err.print(f"wrote {target}: export KUBECONFIG={shlex.quote(str(target))}", markup=False)

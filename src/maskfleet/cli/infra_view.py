@@ -14,14 +14,12 @@ from rich.text import Text
 
 from maskfleet.cli.console import err
 from maskfleet.errors import MaskfleetError
-from maskfleet.infra.terraform.progress import Event, ResourceProgress, TerraformProgress
+from maskfleet.infra.terraform.progress import Event, TerraformProgress
 
 LINE_EVERY_S = 60.0
-STYLES = {"done": "green", "failed": "bold red", "running": "cyan", "planned": "dim"}
-STOP = (
-    "stopping: terraform finishes the operations it has started and saves its state",
-    "still stopping; killing terraform would lose the state of what it is creating now",
-)
+STYLES = {"failed": "bold red", "running": "cyan", "done": "green", "planned": "dim"}  # in the order of the table
+STOPPING = "stopping: terraform finishes the operations it has started and saves its state"
+STILL_STOPPING = "still stopping; killing terraform would lose the state of what it is creating now"
 
 
 class TerminalView:
@@ -53,9 +51,8 @@ class TerminalView:
         self._console.print(Text(f"{title}: {headline(progress, time.monotonic() - self._began)}", style="dim"))
 
     def event(self, event: Event, progress: TerraformProgress) -> None:
-        if self._live is None:
-            for line in self._lines(event, progress):
-                self.say(line)
+        if self._live is None and (line := self._line(event, progress)):
+            self.say(line)
 
     def tick(self, progress: TerraformProgress) -> None:
         if self._live is not None:
@@ -65,7 +62,7 @@ class TerminalView:
             )
 
     def stopping(self, times: int) -> None:
-        self.say(STOP[0] if times == 1 else STOP[1])
+        self.say(STOPPING if times == 1 else STILL_STOPPING)
 
     def confirm(self, question: str) -> bool:
         return self._yes or self._answer(f"{question} [y/N] ").lower() in ("y", "yes")
@@ -79,35 +76,32 @@ class TerminalView:
         self._console.print(question, markup=False, end="")
         return sys.stdin.readline().strip()
 
-    def _lines(self, event: Event, progress: TerraformProgress) -> Iterator[str]:
-        now = time.monotonic()
+    def _line(self, event: Event, progress: TerraformProgress) -> str | None:
+        """The line that a log shows about `event`, if any."""
+        if event.action == "read":
+            return None
+        now, elapsed = time.monotonic(), clock(event.elapsed_s or 0)
+        what = f"{event.address}: {event.action}"
         match event.kind:
-            case "planned_change" if event.action != "read" and not self._title.endswith("apply"):
-                if event.action != "none":
-                    yield f"{event.address}: to {event.action}"
-            case _ if event.action == "read":
-                return
+            case "planned_change" if event.action != "none" and not self._title.endswith("apply"):
+                return f"{event.address}: to {event.action}"
             case "apply_start":
                 self._said[event.address] = now
-                yield f"{event.address}: {event.action} started"
-            case "apply_progress":
-                if now - self._said.get(event.address, now) >= LINE_EVERY_S:
-                    self._said[event.address] = now
-                    yield f"{event.address}: {event.action} still running, {clock(event.elapsed_s or 0)}"
+                return f"{what} started"
+            case "apply_progress" if now - self._said.get(event.address, now) >= LINE_EVERY_S:
+                self._said[event.address] = now
+                return f"{what} still running, {elapsed}"
             case "apply_complete":
-                counted = f"{progress.completed}/{progress.steps}"
-                yield f"{event.address}: {event.action} done after {clock(event.elapsed_s or 0)} ({counted})"
+                return f"{what} done after {elapsed} ({progress.completed}/{progress.steps})"
             case "apply_errored":
-                yield f"{event.address}: {event.action} failed after {clock(event.elapsed_s or 0)}"
+                return f"{what} failed after {elapsed}"
+        return None
 
 
 def headline(progress: TerraformProgress, elapsed_s: float) -> str:
     """Counts and time in one line."""
     parts = [f"{progress.completed}/{progress.steps} done"] if progress.steps else [f"{progress.read} read"]
-    if running := len(progress.running()):
-        parts.append(f"{running} running")
-    if failed := len(progress.failed()):
-        parts.append(f"{failed} failed")
+    parts += [f"{len(rows)} {state}" for state in ("running", "failed") if (rows := progress.in_state(state))]
     return f"{', '.join(parts)}, {clock(elapsed_s)}"
 
 
@@ -117,11 +111,12 @@ def live_table(title: str, progress: TerraformProgress, now: float, elapsed_s: f
     for column in ("resource", "action", "state"):
         table.add_column(column, no_wrap=True, overflow="ellipsis")
     table.add_column("elapsed", justify="right")
-    order = {"failed": 0, "running": 1, "done": 2, "planned": 3}
-    rows = sorted(progress.rows.values(), key=lambda row: order.get(row.state, 4))
+    rows = [row for state in STYLES for row in progress.in_state(state)]
     shown = rows[: max(3, height - 4)]
     for row in shown:
-        table.add_row(row.address, row.action, Text(row.state, style=STYLES.get(row.state, "")), _elapsed(row, now))
+        seconds = row.seconds(now)
+        elapsed = "" if seconds is None else clock(seconds)
+        table.add_row(row.address, row.action, Text(row.state, style=STYLES[row.state]), elapsed)
     head = Text(f"{title}: {headline(progress, elapsed_s)}", style="bold")
     hidden = [Text(f"and {len(rows) - len(shown)} more", style="dim")] if len(rows) > len(shown) else []
     return Group(head, table, *hidden)
@@ -131,8 +126,3 @@ def clock(seconds: float) -> str:
     """Such as 42s or 12m03s."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
-
-
-def _elapsed(row: ResourceProgress, now: float) -> str:
-    seconds = row.seconds(now)
-    return "" if seconds is None else clock(seconds)

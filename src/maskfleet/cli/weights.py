@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 import json
+import operator
 from dataclasses import asdict
+from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,26 +17,12 @@ from maskfleet.cli.options import JsonOption, RecipeOption, SetOption
 if TYPE_CHECKING:
     from maskfleet.config.model import ModelConfig
     from maskfleet.model.weights import LoadReport, WeightsFile
-    from maskfleet.model.weights import content as weights_content
 
 app = typer.Typer(help="See what a weights file is, and turn it into another format.", no_args_is_help=True)
 
 
-class Source(enum.StrEnum):
-    """Whose weights a file holds; only AWS Samples' cannot be told from the file."""
-
-    auto = enum.auto()
-    tensorpack = enum.auto()
-    aws = enum.auto()
-    torchvision = enum.auto()
-    maskfleet = enum.auto()
-
-    @property
-    def as_literal(self) -> weights_content.Source:
-        """The word as the model's functions take it."""
-        return cast("weights_content.Source", self.value)
-
-
+# As in model.weights.content, whose import would load torch.
+Source = Literal["auto", "tensorpack", "aws", "torchvision", "maskfleet"]
 FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="TensorPack .npz, torchvision .pth or .safetensors.")
 ]
@@ -50,7 +37,7 @@ LegacyOption = Annotated[
 @app.command()
 def inspect(
     file: FileArgument,
-    source: FromOption = Source.auto,
+    source: FromOption = "auto",
     legacy_2018: LegacyOption = False,
     every: Annotated[bool, typer.Option("--all", help="List every name, however many.")] = False,
     as_json: JsonOption = False,
@@ -59,8 +46,8 @@ def inspect(
     from maskfleet.model.weights import compare, file_config, file_content, read_file
 
     opened = read_file(file)
-    config = file_config(opened, source=source.as_literal, legacy_2018=legacy_2018)
-    content = file_content(opened, source=source.as_literal, num_categories=config.num_categories if config else None)
+    config = file_config(opened, source=source, legacy_2018=legacy_2018)
+    content = file_content(opened, source=source, num_categories=config.num_categories if config else None)
     report = None
     if config is not None:
         report = compare(opened, content, config, scope="backbone" if config.num_categories is None else "all").report
@@ -83,16 +70,16 @@ def convert(
     to: Annotated[Path, typer.Argument(metavar="OUT", help="File to write: .safetensors (ours) or .npz (TensorPack).")],
     recipe: RecipeOption = None,
     set_: SetOption = None,
-    source: FromOption = Source.auto,
+    source: FromOption = "auto",
     reinit_heads: Annotated[
-        bool, typer.Option("--reinit-heads", help="Start the layers afresh that another number of classes leaves over.")
+        bool, typer.Option("--reinit-heads", help="Initialise the layers that another number of classes does not fit.")
     ] = False,
     num_classes: Annotated[
         int | None, typer.Option(min=1, help="Object classes of the result, without background.", show_default=False)
     ] = None,
     legacy_2018: LegacyOption = False,
 ) -> None:
-    """Write a weights file in another format; the network is told from the file unless you name it."""
+    """Write a weights file in another format; the network is detected from the file unless you name it."""
     from maskfleet.config.base import replaced
     from maskfleet.model.weights import describe, file_config, read_file, save_tensorpack, save_weights
     from maskfleet.model.weights.files import check_suffix
@@ -100,10 +87,10 @@ def convert(
 
     check_suffix(to)
     opened = read_file(file)
-    config = _target(opened, file_config(opened, source=source.as_literal, legacy_2018=legacy_2018), recipe, set_ or [])
+    config = _target(opened, file_config(opened, source=source, legacy_2018=legacy_2018), recipe, set_ or [])
     if num_classes is not None:
         config = replaced(config, {"num_categories": num_classes})
-    state, report = whole_state(opened, config, source=source.as_literal, reinit_heads=reinit_heads)
+    state, report = whole_state(opened, config, source=source, reinit_heads=reinit_heads)
     categories = opened.categories if len(opened.categories) == config.num_categories else ()
     if to.suffix == ".npz":
         save_tensorpack(to, state, config)
@@ -111,7 +98,7 @@ def convert(
         save_weights(to, state, config, categories)
     print_raw(report.render())
     out.print(f"\nwrote {to}: {describe(config)}", markup=False)
-    if to.suffix == ".npz" and (source is Source.aws or legacy_2018):
+    if to.suffix == ".npz" and (source == "aws" or legacy_2018):
         out.print("an .npz holds no configuration: say again on loading that the model is AWS Samples' or of 2018")
 
 
@@ -121,10 +108,9 @@ def _facts(file: WeightsFile, config: ModelConfig | None, report: LoadReport | N
     facts: dict[str, Any] = {"file": str(file.path), "kind": report.kind if report else file.container}
     facts["network"] = describe(config) if config else "none that maskfleet can build"
     if config is not None:
-        facts |= {
-            "blocks": ",".join(map(str, config.backbone.blocks)),
-            "norm": "FreezeBN or SyncBN" if config.backbone.norm in ("FreezeBN", "SyncBN") else config.backbone.norm,
-        }
+        norm = config.backbone.norm
+        facts["blocks"] = ",".join(map(str, config.backbone.blocks))
+        facts["norm"] = "FreezeBN or SyncBN" if norm in ("FreezeBN", "SyncBN") else norm
     if config is not None and config.num_categories is not None:
         facts |= {
             "architecture": config.architecture,
@@ -155,15 +141,9 @@ def _target(file: WeightsFile, of_file: ModelConfig | None, recipe: str | None, 
     resolved = resolve(recipe_name=recipe, sets=sets)
     if recipe is None and of_file is not None:
         given = [path for path, origin in resolved.origins.items() if origin == "--set" and path.startswith("model.")]
-        model = resolved.config.model_dump()
-        return replaced(of_file, {path.removeprefix("model."): _at(model, path) for path in given})
+        changed = {path: reduce(operator.getitem, path.split("."), resolved.config.model_dump()) for path in given}
+        return replaced(of_file, {path.removeprefix("model."): value for path, value in changed.items()})
     config = resolved.config.model
     if config.num_categories is None and of_file is not None:
         return replaced(config, {"num_categories": of_file.num_categories})
     return config
-
-
-def _at(data: dict[str, Any], path: str) -> Any:
-    for name in path.split("."):
-        data = data[name]
-    return data

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from maskfleet.system.deploy_files import deploy_path
 
 # Deleting one of these deletes users' data, or stops its export to S3.
-DATA = frozenset(
-    {
-        "aws_efs_file_system",
-        "aws_fsx_lustre_file_system",
-        "aws_fsx_data_repository_association",
-        "aws_s3_bucket",
-        "aws_s3_object",
-        "aws_backup_vault",
-    }
-)
+DATA = {
+    "aws_efs_file_system",
+    "aws_fsx_lustre_file_system",
+    "aws_fsx_data_repository_association",
+    "aws_s3_bucket",
+    "aws_s3_object",
+    "aws_backup_vault",
+}
 # Policies that protect data; one is kept if everything that it depends on is kept.
-GUARDS = frozenset(
-    {
-        "aws_efs_file_system_policy",
-        "aws_efs_backup_policy",
-        "aws_efs_access_point",
-        "aws_efs_replication_configuration",
-        "aws_s3_bucket_policy",
-        "aws_s3_bucket_public_access_block",
-        "aws_s3_bucket_ownership_controls",
-        "aws_s3_bucket_versioning",
-        "aws_s3_bucket_lifecycle_configuration",
-        "aws_s3_bucket_server_side_encryption_configuration",
-    }
-)
+GUARDS = {
+    "aws_efs_file_system_policy",
+    "aws_efs_backup_policy",
+    "aws_efs_access_point",
+    "aws_efs_replication_configuration",
+    "aws_s3_bucket_policy",
+    "aws_s3_bucket_public_access_block",
+    "aws_s3_bucket_ownership_controls",
+    "aws_s3_bucket_versioning",
+    "aws_s3_bucket_lifecycle_configuration",
+    "aws_s3_bucket_server_side_encryption_configuration",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +42,9 @@ class Stack:
     roots: tuple[str, str]
     cluster: str
     """Resource type (or block, `type.name`) of the cluster."""
-    data: frozenset[str]
+    data: Collection[str]
     """Resource types (or blocks) that hold data."""
-    guards: frozenset[str]
+    guards: Collection[str]
     """Resource types (or blocks) that protect data."""
 
 

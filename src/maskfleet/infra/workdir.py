@@ -27,13 +27,9 @@ class WorkFolder:
         self.states = path / "state"
         self.kubeconfig = path / "kubeconfig"
 
-    def root(self, name: str) -> Path:
-        """The copy of a root of the stack, such as `terraform/eks/aws`."""
+    def copy_of(self, name: str) -> Path:
+        """The copy of a file or folder of ours, such as `terraform/eks/aws`."""
         return self.path / "deploy" / name
-
-    @property
-    def exists(self) -> bool:
-        return self.manifest.exists()
 
     def refresh(self, say: Callable[[str], None], *, take_ours: bool = False) -> None:
         """Copy our new and changed files; files that the user edited are kept, and named in a message.
@@ -44,41 +40,33 @@ class WorkFolder:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         copied: dict[str, str] = read_json(self.manifest)
         ours = {str(file.relative_to(self.stack.deploy)): file for file in self._sources()}
-        edited = [name for name in copied if self._is_edited(name, copied)]
+        # terraform init writes the lock file itself, and a deleted file is simply copied again.
+        edited = [name for name in copied if Path(name).name != LOCK_FILE and self._differs(name, copied[name])]
         # A user's own file with the name of one that we now ship is treated as edited.
-        edited += [
-            name
-            for name, file in ours.items()
-            if name not in copied and self._target(name).exists() and sha256(self._target(name)) != sha256(file)
-        ]
+        edited += [name for name, file in ours.items() if name not in copied and self._differs(name, sha256(file))]
         if not take_ours:
             _check_conflicts(edited, copied, ours, self.path)
         for name, file in ours.items():
             digest = sha256(file)
             if name in edited and not take_ours:
-                say(f"kept your {self._target(name)}, which differs from ours; --take-ours replaces it")
+                say(f"kept your {self.copy_of(name)}, which differs from ours; --take-ours replaces it")
                 continue
             if name in edited:
-                kept = self._target(name).with_name(f"{self._target(name).name}.yours")
-                move_into_place(self._target(name), kept)
-                say(f"replaced {self._target(name)} with ours; yours is {kept}")
-            if copied.get(name) != digest or not self._target(name).exists():
-                self._target(name).parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(self._target(name), file.read_bytes())
+                kept = self.copy_of(name).with_name(f"{self.copy_of(name).name}.yours")
+                move_into_place(self.copy_of(name), kept)
+                say(f"replaced {self.copy_of(name)} with ours; yours is {kept}")
+            if copied.get(name) != digest or not self.copy_of(name).exists():
+                self.copy_of(name).parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(self.copy_of(name), file.read_bytes())
             copied[name] = digest
         for name in [name for name in copied if name not in ours]:
             if name not in edited:
-                self._target(name).unlink(missing_ok=True)
+                self.copy_of(name).unlink(missing_ok=True)
             del copied[name]
         write_private_json(self.manifest, copied)
 
-    def _target(self, name: str) -> Path:
-        return self.path / "deploy" / name
-
-    def _is_edited(self, name: str, copied: dict[str, str]) -> bool:
-        # terraform init writes the lock file itself, and a deleted file is simply copied again.
-        target = self._target(name)
-        return target.name != LOCK_FILE and target.exists() and sha256(target) != copied[name]
+    def _differs(self, name: str, digest: str) -> bool:
+        return self.copy_of(name).exists() and sha256(self.copy_of(name)) != digest
 
     def _sources(self) -> Iterator[Path]:
         for folder in self.stack.folders:

@@ -1,4 +1,4 @@
-"""boto3, for whoever runs this: its session and clients, and how its errors read."""
+"""boto3: its session and clients, and errors that users can act on."""
 
 from __future__ import annotations
 
@@ -7,14 +7,8 @@ from typing import Any
 
 from maskfleet.errors import MaskfleetError
 
-_DENIED = {
-    "AccessDenied",
-    "AccessDeniedException",
-    "UnauthorizedOperation",
-    "403",
-    "AllAccessDisabled",
-    "AccountProblem",
-}
+_DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403"}
+_DENIED |= {"AllAccessDisabled", "AccountProblem"}
 _REJECTED = {"InvalidAccessKeyId", "InvalidClientTokenId", "AuthFailure", "SignatureDoesNotMatch"}
 _REJECTED |= {"InvalidToken", "ExpiredToken", "TokenRefreshRequired"}
 _CREDENTIALS = (

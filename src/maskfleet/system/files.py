@@ -47,19 +47,18 @@ def replacing(
     `temporary_in` is another folder of the same file system for the temporary file.
     """
     with _temporary(path, temporary_in or path.parent) as temporary:
-        with _create(temporary, private=private) as file:
+        with _new_file(temporary, private=private, durable=durable) as file:
             yield file
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        _rename(temporary, path, durable=durable)
+        temporary.replace(path)
+        if durable:
+            _sync_folder(path.parent)
 
 
 @contextmanager
 def replacing_by_path(path: Path) -> Iterator[Path]:
     """The same for code that writes to a path instead of an open file."""
     with _temporary(path, path.parent) as temporary:
-        with _create(temporary, private=False) as file:
+        with _new_file(temporary, durable=False) as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         yield temporary
         if stat.S_IMODE(temporary.stat().st_mode) != mode:  # safetensors renames a 0600 file of its own to it
@@ -70,10 +69,8 @@ def replacing_by_path(path: Path) -> Iterator[Path]:
 def write_once(path: Path, content: str) -> bool:
     """Create `path` with all of its content; False, and no change, if it exists: the first of several writers wins."""
     with _temporary(path, path.parent) as temporary:
-        with _create(temporary, private=False) as file:
+        with _new_file(temporary) as file:
             file.write(content.encode())
-            file.flush()
-            os.fsync(file.fileno())
         try:
             os.link(temporary, path)
         except FileExistsError:
@@ -88,7 +85,8 @@ def move_into_place(temporary: Path, path: Path) -> None:
     """Rename a file that is completely written to `path`, on the same file system."""
     with temporary.open("r+b") as file:
         os.fsync(file.fileno())
-    _rename(temporary, path, durable=True)
+    temporary.replace(path)
+    _sync_folder(path.parent)
 
 
 def remove_temporaries(folder: Path) -> None:
@@ -101,7 +99,7 @@ def remove_temporaries(folder: Path) -> None:
 def building_folder(path: Path) -> Iterator[Path]:
     """A new folder to fill; it becomes `path`, which must be absent or empty, when the block ends without an error.
 
-    Nothing is synced: such a folder holds many files, and whoever made them can make them again.
+    Nothing is synced: such a folder holds many files, and the caller can create them again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     building = _temporary_path(path, path.parent)
@@ -175,15 +173,14 @@ def _temporary(path: Path, folder: Path) -> Iterator[Path]:
         raise
 
 
-def _create(path: Path, *, private: bool) -> BinaryIO:
+@contextmanager
+def _new_file(path: Path, *, private: bool = False, durable: bool = True) -> Iterator[BinaryIO]:
     mode = 0o600 if private else 0o666
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb")
-
-
-def _rename(temporary: Path, path: Path, *, durable: bool) -> None:
-    temporary.replace(path)
-    if durable:
-        _sync_folder(path.parent)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        yield file
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:

@@ -10,15 +10,14 @@ import os
 import shlex
 import signal
 import subprocess
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import IO, TYPE_CHECKING, Literal, Protocol
 
 from maskfleet.errors import MaskfleetError
+from maskfleet.system.signals import handled
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process as AsyncProcess
@@ -233,21 +232,31 @@ def stream(
     abandon its state. `asked_to_stop` gets the number of stop requests so far.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with _stop_requests(asked_to_stop) as stop:
-        stop.process = process = start(argv, cwd=cwd, env=env, output=log, private=True)
+    received: list[int] = []
+    reported = 0
+    stops = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup stays nohup
+    with handled({number: lambda number, frame: received.append(number) for number in stops}):
+        process = start(argv, cwd=cwd, env=env, output=log, private=True)
 
         def between() -> None:
-            stop.report()
+            """Pass stop requests on: here and not in the signal handler, where printing is not safe."""
+            nonlocal reported
+            if len(received) > reported:
+                if not reported:
+                    process.send_signal(signal.SIGINT)
+                asked_to_stop(len(received) if reported else 1)
+                reported = len(received)
             tick()
 
         try:
             code = _follow(process, log, line, between)
         except BaseException:
             # Whatever failed in showing the output (a closed pipe, say), Terraform must not be left half way.
-            stop.forward()
+            if not reported:
+                process.send_signal(signal.SIGINT)
             process.wait()
             raise
-    return Finished(code, interrupted=stop.requests > 0)
+    return Finished(code, interrupted=bool(received))
 
 
 def _follow(process: Running, log: Path, line: Callable[[str], None], tick: Callable[[], None]) -> int:
@@ -266,47 +275,6 @@ def _follow(process: Running, log: Path, line: Callable[[str], None], tick: Call
         if rest.strip():
             line(rest.decode(errors="replace"))
     return code
-
-
-class _StopRequests:
-    def __init__(self, reported: Callable[[int], None]) -> None:
-        self.requests = 0
-        self.process: Running | None = None
-        self._report = reported
-        self._num_reported = 0
-        self._forwarded = False
-
-    def forward(self) -> None:
-        """Interrupt the process once, however often this is called."""
-        if self.process is not None and self.process.exit_code() is None and not self._forwarded:
-            self._forwarded = True
-            self.process.send_signal(signal.SIGINT)
-
-    def on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.requests += 1
-        self.forward()
-
-    def report(self) -> None:
-        """Pass a request on: here and not in the signal handler, where printing is not safe."""
-        if self.requests > self._num_reported:
-            self.forward()  # again, for a signal that came before there was a process
-            self._report(self.requests if self._num_reported else 1)
-            self._num_reported = self.requests
-
-
-@contextmanager
-def _stop_requests(reported: Callable[[int], None]) -> Iterator[_StopRequests]:
-    stop = _StopRequests(reported)
-    if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread only
-        yield stop
-        return
-    handled = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup stays nohup
-    before = {number: signal.signal(number, stop.on_signal) for number in handled}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def remote_line(argv: Sequence[str]) -> str:

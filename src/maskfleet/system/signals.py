@@ -5,20 +5,30 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
+from typing import Any
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+Handler = Callable[[int, FrameType | None], Any]
+
+
+@contextlib.contextmanager
+def handled(handlers: Mapping[int, Handler]) -> Iterator[None]:
+    """Handle signals inside the block, in the main thread: Python delivers them to no other."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def interrupt_on_signals() -> Iterator[None]:
     """Inside the block SIGTERM and a closed terminal raise KeyboardInterrupt, as Ctrl-C does, so that cleanup runs."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
-    handled = [number for number, handler in before.items() if handler == signal.SIG_DFL]  # nohup stays nohup
     received: list[int] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -26,18 +36,19 @@ def interrupt_on_signals() -> Iterator[None]:
             received.append(number)
             signal.raise_signal(signal.SIGINT)  # which asyncio, where it runs, turns into a cancelled task
 
-    for number in handled:
-        signal.signal(number, on_signal)
-    interrupt = signal.getsignal(signal.SIGINT)
-    if interrupt == signal.SIG_IGN:  # shells set that for background jobs of scripts; then nothing would clean up
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    stops = (signal.SIGTERM, signal.SIGHUP)
+    handlers: dict[int, Handler] = {
+        number: on_signal
+        for number in stops
+        if signal.getsignal(number) == signal.SIG_DFL  # nohup stays nohup
+    }
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # Shells set that for background jobs of scripts; then nothing would clean up.
+        handlers[signal.SIGINT] = signal.default_int_handler
     try:
-        yield
+        with handled(handlers):
+            yield
     except KeyboardInterrupt:
         if received:
             raise SystemExit(128 + received[0]) from None
         raise
-    finally:
-        for number in handled:
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, interrupt)

@@ -37,7 +37,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     return command
 
 
-def test_plan_ends_with_2_only_if_asked_and_something_changes(stage: Any, made: Any, run: Any) -> None:
+def test_plan_exits_with_2_if_requested_and_something_changes(stage: Any, made: Any, run: Any) -> None:
     assert run(stage, "plan", "eks", *GIVEN).exit_code == 0
     assert run(stage, "plan", "eks", "--detailed-exitcode").exit_code == 2
     assert "nothing exists yet" in run(stage, "outputs", "eks").stderr
@@ -78,7 +78,7 @@ def test_outputs_give_a_kubeconfig_or_the_command_for_one(made: Any, run: Any, t
         run(made, "outputs", "eks", "--kubeconfig", str(file))
 
 
-def test_status_says_what_is_made_and_whether_the_cluster_answers(made: Any, kube_api: Any, run: Any) -> None:
+def test_status_shows_what_exists_and_whether_the_cluster_answers(made: Any, kube_api: Any, run: Any) -> None:
     done = run(made, "status", "eks")
     assert done.exit_code == 0
     assert "fleet, state in this work folder" in done.stdout
@@ -93,7 +93,7 @@ def test_status_says_what_is_made_and_whether_the_cluster_answers(made: Any, kub
     assert found["reachable"] is True
 
 
-def test_status_of_a_plan_alone_is_not_well(stage: Any, run: Any) -> None:
+def test_status_after_a_plan_alone_exits_with_1(stage: Any, run: Any) -> None:
     run(stage, "plan", "eks", *GIVEN)
     done = run(stage, "status", "eks")
     assert done.exit_code == 1
@@ -101,7 +101,7 @@ def test_status_of_a_plan_alone_is_not_well(stage: Any, run: Any) -> None:
     assert "cluster: not created" in done.stdout
 
 
-def test_down_and_down_again(made: Any, kube_api: Any, run: Any) -> None:
+def test_down_can_be_run_twice(made: Any, kube_api: Any, run: Any) -> None:
     with pytest.raises(MaskfleetError, match="not a terminal"):
         run(made, "down", "eks")
     assert run(made, "down", "eks", "--yes").exit_code == 0
@@ -114,12 +114,12 @@ def test_down_and_down_again(made: Any, kube_api: Any, run: Any) -> None:
         run(made, "outputs", "eks", "--kubeconfig", "-")
 
 
-def test_another_place_is_refused(stage: Any, run: Any) -> None:
+def test_an_unknown_stack_is_rejected(stage: Any, run: Any) -> None:
     with pytest.raises(MaskfleetError, match="there is no infrastructure 'gke'"):
         run(stage, "plan", "gke")
 
 
-def test_a_terminal_gets_a_table_and_a_question(stage: Any, driver: list[str]) -> None:
+def test_a_terminal_shows_a_live_table_and_asks(stage: Any, driver: list[str]) -> None:
     shown = on_a_terminal(
         [*driver, "up", "eks", *GIVEN, "--var", "sleep_s=4", "--workdir", str(stage.workdir)],
         stage.env,
@@ -133,7 +133,7 @@ def test_a_terminal_gets_a_table_and_a_question(stage: Any, driver: list[str]) -
     assert len(stage.read().base.state().resources) == 10
 
 
-def test_no_is_an_answer(stage: Any, driver: list[str]) -> None:
+def test_up_changes_nothing_if_the_user_answers_no(stage: Any, driver: list[str]) -> None:
     argv = [*driver, "up", "eks", *GIVEN, "--workdir", str(stage.workdir)]
     shown = on_a_terminal(argv, stage.env, answers={"apply this to aws?": "\n"}, code=2)
     assert "nothing was changed" in shown

@@ -29,7 +29,7 @@ def addresses(stage: Any) -> set[str]:
     return {resource.address for root in (session.base, session.addons) for resource in root.state().resources}
 
 
-def test_down_keeps_data_and_what_it_needs_and_says_so(made: Any) -> None:
+def test_down_keeps_data_and_what_it_depends_on_and_lists_it(made: Any) -> None:
     ids = {resource.address: resource.id for resource in made.read().base.state().resources}
     down(made.read(), DownOptions())
     kept = {
@@ -47,7 +47,7 @@ def test_down_keeps_data_and_what_it_needs_and_says_so(made: Any) -> None:
     assert "--delete-data deletes it" in shown
 
 
-def test_down_twice_and_up_again_around_the_same_data(made: Any) -> None:
+def test_up_after_two_downs_uses_the_same_data(made: Any) -> None:
     before = {resource.address: resource.id for resource in made.read().base.state().resources}
     down(made.read(), DownOptions())
     down(made.read(yes=False), DownOptions())
@@ -61,7 +61,7 @@ def test_down_twice_and_up_again_around_the_same_data(made: Any) -> None:
     assert "aws: 4 created, 0 changed, 0 destroyed" in made.shown()
 
 
-def test_delete_data_removes_all_of_it_even_after_a_down_that_kept_it(made: Any) -> None:
+def test_delete_data_deletes_everything_even_after_a_down_that_kept_data(made: Any) -> None:
     down(made.read(), DownOptions())
     made.shown()
     down(made.read(), DownOptions(delete_data=True))
@@ -85,7 +85,7 @@ def test_down_asks_for_the_name_of_the_cluster(made: Any, monkeypatch: pytest.Mo
     assert addresses(made) < before
 
 
-def test_what_lives_outside_of_the_state_goes_first(made: Any, kube_api: Any) -> None:
+def test_what_the_cluster_created_outside_of_the_state_is_removed_first(made: Any, kube_api: Any) -> None:
     job = kube_api.add_at("/apis/kubeflow.org/v2beta1/namespaces/kubeflow/mpijobs/r50", lingers=1)
     notebook = kube_api.add_at("/apis/apps/v1/namespaces/kubeflow/deployments/nb", metadata=OURS)
     other = kube_api.add_at("/apis/apps/v1/namespaces/kube-system/deployments/coredns")
@@ -103,7 +103,7 @@ def test_what_lives_outside_of_the_state_goes_first(made: Any, kube_api: Any) ->
     assert shown.index("NodeClaim gpu-x7") < shown.index("addons: 1 to destroy") < shown.index("aws: 4 to destroy")
 
 
-def test_down_gives_up_in_time_and_leaves_the_cluster(made: Any, kube_api: Any) -> None:
+def test_down_stops_at_the_wait_limit_and_keeps_the_cluster(made: Any, kube_api: Any) -> None:
     kube_api.add_at("/apis/karpenter.sh/v1/nodeclaims/stuck", lingers=10**6)
     before = addresses(made)
     with pytest.raises(InfraError, match=r"after 0 s the cluster still has NodeClaim stuck"):
@@ -114,7 +114,7 @@ def test_down_gives_up_in_time_and_leaves_the_cluster(made: Any, kube_api: Any) 
     assert addresses(made) < before
 
 
-def test_volumes_that_claims_asked_for_are_named_or_deleted(made: Any, kube_api: Any) -> None:
+def test_ebs_volumes_of_claims_are_listed_or_deleted(made: Any, kube_api: Any) -> None:
     claim = "/api/v1/namespaces/kubeflow/persistentvolumeclaims/scratch"
     volume = kube_api.add_at(
         "/api/v1/persistentvolumes/pvc-1",
@@ -161,7 +161,7 @@ def test_a_cluster_that_refuses_a_request_stops_down(made: Any, kube_api: Any, m
     assert addresses(made) == before
 
 
-def test_what_was_in_a_cluster_that_is_gone_is_forgotten_only_when_told(made: Any) -> None:
+def test_resources_of_a_missing_cluster_are_forgotten_only_with_skip_cluster(made: Any) -> None:
     session = made.read()
     session.base.forget(["terraform_data.nodes", "terraform_data.fsx_policy", "terraform_data.cluster"])
     with pytest.raises(InfraError, match="addons has 1 resources of a cluster that aws lacks") as caught:
@@ -171,7 +171,7 @@ def test_what_was_in_a_cluster_that_is_gone_is_forgotten_only_when_told(made: An
     assert "terraform_data.storage" not in addresses(made)
 
 
-def test_down_goes_on_after_a_destroy_that_failed(made: Any, tmp_path: Path) -> None:
+def test_down_resumes_after_a_failed_destroy(made: Any, tmp_path: Path) -> None:
     root = made.workdir / "deploy/terraform/eks/aws/main.tf"
     gate = tmp_path / "gate"
     blocked = f"""
@@ -194,7 +194,7 @@ resource "terraform_data" "blocked" {{
     assert "terraform_data.blocked" not in addresses(made)
 
 
-def test_down_talks_only_to_the_cluster_of_the_state(made: Any) -> None:
+def test_down_connects_only_to_the_cluster_of_the_state(made: Any) -> None:
     down(made.read(), DownOptions())
     written = json.loads((made.workdir / "kubeconfig").read_text())
     assert written["current-context"] == "fleet"

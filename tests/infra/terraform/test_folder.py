@@ -39,7 +39,7 @@ def refresh(folder: WorkFolder, **more: Any) -> list[str]:
     return said
 
 
-def test_new_files_of_ours_come_and_old_ones_go(folder: WorkFolder, stage: Any) -> None:
+def test_new_shipped_files_are_copied_and_old_ones_removed(folder: WorkFolder, stage: Any) -> None:
     shipped = stage.stack.deploy
     (shipped / MAIN).write_text("# new\n")
     (shipped / "terraform/eks/aws/more.tf").write_text("# more\n")
@@ -56,7 +56,7 @@ def test_new_files_of_ours_come_and_old_ones_go(folder: WorkFolder, stage: Any) 
     assert not (copy / "terraform/eks/aws/terraform.tfstate").exists()
 
 
-def test_an_edited_file_stays_and_that_is_said(folder: WorkFolder) -> None:
+def test_an_edited_file_is_kept_with_a_message(folder: WorkFolder) -> None:
     mine = folder.path / "deploy" / MAIN
     mine.write_text("# mine\n")
     own = mine.with_name("own.tf")
@@ -68,7 +68,7 @@ def test_an_edited_file_stays_and_that_is_said(folder: WorkFolder) -> None:
     assert own.exists()
 
 
-def test_a_file_that_both_changed_is_an_error_until_ours_is_taken(folder: WorkFolder, stage: Any) -> None:
+def test_a_file_changed_on_both_sides_is_an_error_without_take_ours(folder: WorkFolder, stage: Any) -> None:
     mine = folder.path / "deploy" / MAIN
     mine.write_text("# mine\n")
     (stage.stack.deploy / MAIN).write_text("# theirs\n")
@@ -83,7 +83,7 @@ def test_a_file_that_both_changed_is_an_error_until_ours_is_taken(folder: WorkFo
     assert refresh(folder) == []
 
 
-def test_a_file_of_the_users_is_not_overwritten_by_a_new_one_of_ours(folder: WorkFolder, stage: Any) -> None:
+def test_a_new_shipped_file_does_not_overwrite_a_file_of_the_user(folder: WorkFolder, stage: Any) -> None:
     mine = folder.path / "deploy/terraform/eks/aws/extra.tf"
     mine.write_text("# mine\n")
     (stage.stack.deploy / "terraform/eks/aws/extra.tf").write_text("# ours\n")
@@ -92,14 +92,14 @@ def test_a_file_of_the_users_is_not_overwritten_by_a_new_one_of_ours(folder: Wor
     assert mine.read_text() == "# mine\n"
 
 
-def test_the_lock_file_that_init_writes_is_no_edit(folder: WorkFolder, stage: Any) -> None:
+def test_the_lock_file_that_init_writes_does_not_count_as_edited(folder: WorkFolder, stage: Any) -> None:
     (stage.stack.deploy / "terraform/eks/aws/.terraform.lock.hcl").write_text("# one\n")
     refresh(folder)
     (folder.path / "deploy/terraform/eks/aws/.terraform.lock.hcl").write_text("# one and more\n")
     assert refresh(folder) == []
 
 
-def test_the_folder_is_its_owners_alone(folder: WorkFolder) -> None:
+def test_only_the_owner_can_read_the_work_folder(folder: WorkFolder) -> None:
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
 
 
@@ -116,14 +116,14 @@ def test_the_folder_is_its_owners_alone(folder: WorkFolder) -> None:
         ("null", None),
     ],
 )
-def test_values_of_the_command_line_keep_their_meaning(text: str, value: Any) -> None:
+def test_values_from_the_command_line_are_strings_or_json(text: str, value: Any) -> None:
     assert parse_value("x", text) == value
 
 
 @pytest.mark.parametrize("text", ["name", "=x", "bad name=x", "azs=[a, b]"])
-def test_a_bad_assignment_is_refused_without_its_value(text: str) -> None:
+def test_a_bad_assignment_is_rejected_without_showing_its_value(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        from_options([text], [], Program("terraform", (1, 11)), {})
+        from_options([text], [], Program("terraform", (1, 11), {}))
     assert "--var" in caught.value.what + caught.value.remedy
 
 
@@ -134,7 +134,7 @@ def test_a_tfvars_file_is_read_as_terraform_reads_it(tmp_path: Path) -> None:
         "note = <<EOT\nhidden = 3\nEOT\ncount_ = 3\n"
     )
     env = {**os.environ, "TF_CLI_CONFIG_FILE": os.devnull}
-    found = read_var_file(file, Program(tool("terraform"), (1, 11)), env)
+    found = read_var_file(file, Program(tool("terraform"), (1, 11), env))
     assert found == {
         "azs": ["a", "b"],
         "cluster_name": 'a"b',
@@ -144,24 +144,24 @@ def test_a_tfvars_file_is_read_as_terraform_reads_it(tmp_path: Path) -> None:
     }
     file.write_text("azs = [\n")
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_var_file(file, Program(tool("terraform"), (1, 11)), env)
+        read_var_file(file, Program(tool("terraform"), (1, 11), env))
 
 
 @pytest.mark.parametrize(("text", "problem"), [("{", "is not JSON"), ("[1]", "is not an object of names")])
-def test_a_bad_json_file_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+def test_a_bad_json_file_is_rejected(tmp_path: Path, text: str, problem: str) -> None:
     file = tmp_path / "x.json"
     file.write_text(text)
     with pytest.raises(ConfigError, match=problem):
-        read_var_file(file, Program("terraform", (1, 11)), {})
+        read_var_file(file, Program("terraform", (1, 11), {}))
 
 
-def test_an_unknown_setting_is_refused_with_the_nearest_name(stage: Any) -> None:
+def test_an_unknown_setting_is_rejected_with_the_nearest_name(stage: Any) -> None:
     with pytest.raises(ConfigError, match="there is no variable cluster_nam") as caught:
         stage.open("cluster_nam=x")
     assert "did you mean cluster_name?" in caught.value.remedy
 
 
-def test_settings_are_remembered_and_null_forgets_them(stage: Any) -> None:
+def test_settings_are_remembered_and_null_removes_them(stage: Any) -> None:
     stage.open("password=one", 'azs=["a", "b", "c"]')
     again = stage.open()
     assert (again.settings["password"], again.settings["azs"]) == ("one", ["a", "b", "c"])
@@ -176,7 +176,7 @@ def test_variables_and_outputs_of_a_root_are_found(stage: Any) -> None:
     assert {"cluster_id", "admin_password"} <= outputs_declared(root / "aws")
 
 
-def test_no_terraform_is_an_error_that_says_which(tmp_path: Path) -> None:
+def test_a_missing_terraform_is_an_error_that_names_the_version_to_install(tmp_path: Path) -> None:
     with pytest.raises(InfraError, match="terraform is not installed here") as caught:
         find_terraform({"PATH": str(tmp_path)})
     assert "1.5.0 or newer" in caught.value.remedy
@@ -190,7 +190,9 @@ def test_no_terraform_is_an_error_that_says_which(tmp_path: Path) -> None:
         ("exit 1", "does not print its version"),
     ],
 )
-def test_an_old_or_strange_terraform_is_refused(tmp_path: Path, answer: str, problem: str) -> None:
+def test_a_terraform_that_is_too_old_or_prints_no_version_is_rejected(
+    tmp_path: Path, answer: str, problem: str
+) -> None:
     program = tmp_path / "terraform"
     program.write_text(f"#!/bin/sh\n{answer}\n")
     program.chmod(0o700)
@@ -205,8 +207,10 @@ def test_a_prerelease_counts_as_its_release(tmp_path: Path) -> None:
     assert find_terraform({"PATH": str(tmp_path)}).version == (1, 12, 0)
 
 
-def test_an_old_terraform_needs_a_table_to_lock_a_state_in_s3(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = Program(tool("terraform"), (1, 9, 0))
+def test_an_old_terraform_needs_a_dynamodb_table_to_lock_a_state_in_s3(
+    stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = Program(tool("terraform"), (1, 9, 0), {})
     monkeypatch.setattr("maskfleet.infra.terraform.session.find_terraform", lambda env: old)
     with pytest.raises(InfraError, match="cannot lock a state in S3"):
         stage.open(state_bucket="our-states")
@@ -215,7 +219,7 @@ def test_an_old_terraform_needs_a_table_to_lock_a_state_in_s3(stage: Any, monkey
     assert written["terraform"]["backend"]["s3"]["dynamodb_table"] == "locks"
 
 
-def test_a_folder_that_is_none_is_said_to_be_none(stage: Any) -> None:
+def test_a_folder_that_is_no_work_folder_is_an_error(stage: Any) -> None:
     with pytest.raises(InfraError, match="is not a work folder"):
         stage.read()
     assert not stage.workdir.exists()

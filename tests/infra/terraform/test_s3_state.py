@@ -44,7 +44,7 @@ def state_in(client: Any) -> Any:
     return json.loads(client.get_object(Bucket=BUCKET, Key=KEY)["Body"].read())
 
 
-def test_another_machine_finds_a_state_in_s3_and_a_lock_keeps_it_away(on_s3: tuple[Any, Any], tmp_path: Path) -> None:
+def test_another_machine_uses_a_state_in_s3_unless_it_is_locked(on_s3: tuple[Any, Any], tmp_path: Path) -> None:
     stage, client = on_s3
     up(stage.open(state_bucket=BUCKET))
     assert state_in(client)["version"] == 4
@@ -64,7 +64,7 @@ def test_another_machine_finds_a_state_in_s3_and_a_lock_keeps_it_away(on_s3: tup
     assert state_in(client)["resources"] == []
 
 
-def test_a_bucket_that_is_not_there_is_named(on_s3: tuple[Any, Any]) -> None:
+def test_a_missing_bucket_is_named(on_s3: tuple[Any, Any]) -> None:
     with pytest.raises(InfraError, match="does not exist") as caught:
         plan(on_s3[0].open(state_bucket="not-there"))
     assert "create the state bucket first" in caught.value.remedy

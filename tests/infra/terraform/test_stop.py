@@ -64,11 +64,11 @@ def finish(stage: Any, driver: list[str]) -> str:
     return done.stderr
 
 
-def test_ctrl_c_ends_terraform_cleanly_and_up_goes_on(stage: Any, driver: list[str]) -> None:
+def test_ctrl_c_stops_terraform_cleanly_and_the_next_up_resumes(stage: Any, driver: list[str]) -> None:
     running = up(stage, driver, stderr=subprocess.PIPE)
     wait_for(lambda: is_making_the_cluster(stage), "making the cluster")
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does
-    os.killpg(running.pid, signal.SIGINT)  # and again, by an impatient user
+    os.killpg(running.pid, signal.SIGINT)  # the user presses it twice
     _, shown = running.communicate(timeout=LONG_S)
     assert running.returncode == 130
     assert "terraform exited cleanly, its state is saved" in shown
@@ -114,13 +114,13 @@ sys.exit(40 + len(heard))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_killed_maskfleet_does_not_take_terraforms_state_with_it(stage: Any, driver: list[str]) -> None:
+def test_terraform_saves_its_state_after_maskfleet_is_killed(stage: Any, driver: list[str]) -> None:
     running = up(stage, driver, stderr=subprocess.DEVNULL)
     wait_for(lambda: is_making_the_cluster(stage), "making the cluster")
     running.kill()
     running.wait()
     [terraform] = terraforms(stage)
-    os.kill(terraform, signal.SIGINT)  # it lives on; spare the test the minute
+    os.kill(terraform, signal.SIGINT)  # it still runs; stop it now instead of waiting a minute
     wait_for(lambda: not terraforms(stage), "the end of terraform")
     assert tainted(stage) == [CLUSTER]
     entry = json.loads((stage.workdir / "journal.json").read_text())["aws"]
@@ -129,7 +129,7 @@ def test_a_killed_maskfleet_does_not_take_terraforms_state_with_it(stage: Any, d
     assert tainted(stage) == []
 
 
-def test_a_reader_that_went_away_stops_terraform_cleanly(stage: Any, driver: list[str]) -> None:
+def test_a_closed_output_pipe_stops_terraform_cleanly(stage: Any, driver: list[str]) -> None:
     running = up(stage, driver, stderr=subprocess.PIPE)
     assert running.stderr is not None
     for text in running.stderr:
@@ -143,7 +143,7 @@ def test_a_reader_that_went_away_stops_terraform_cleanly(stage: Any, driver: lis
     assert tainted(stage) == [CLUSTER]
 
 
-def test_two_commands_do_not_work_in_one_folder(stage: Any, driver: list[str]) -> None:
+def test_two_commands_cannot_use_one_work_folder_at_the_same_time(stage: Any, driver: list[str]) -> None:
     running = up(stage, driver, stderr=subprocess.DEVNULL)
     try:
         wait_for(lambda: is_making_the_cluster(stage), "making the cluster")

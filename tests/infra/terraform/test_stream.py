@@ -1,4 +1,4 @@
-"""Terraform's machine-readable lines, and what is made of them."""
+"""Terraform's machine-readable lines: progress, errors with remedies, billed resources."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_apply_is_followed_resource_by_resource() -> None:
     )
     assert progress.steps == 3
     assert progress.completed == 1
-    assert [row.address for row in progress.running()] == [cluster]
+    assert [row.address for row in progress.in_state("running")] == [cluster]
     assert progress.rows[cluster].seconds(20) == 17
     assert (progress.rows[nat].action, progress.rows[nat].state, progress.rows[nat].elapsed_s) == ("destroy", "done", 2)
     assert progress.changes[1].reason == "cannot_update"
@@ -57,7 +57,7 @@ def test_an_apply_is_followed_resource_by_resource() -> None:
     assert counts(progress.work) == "1 to create, 1 to replace"
 
 
-def test_drift_summary_and_failure_are_kept() -> None:
+def test_drift_summary_and_failures_are_recorded() -> None:
     progress = progress_of(
         (0, line("resource_drift", change=about("aws_eks_node_group.system", "update"))),
         (0, line("apply_start", hook=about("aws_vpc.this", "create"))),
@@ -67,9 +67,8 @@ def test_drift_summary_and_failure_are_kept() -> None:
         (5, line("diagnostic", diagnostic={"severity": "warning", "summary": "Resource targeting is in effect"})),
     )
     assert [change.action for change in progress.drift] == ["change"]
-    assert [row.address for row in progress.failed()] == ["aws_vpc.this"]
-    assert progress.summary is not None
-    assert (progress.summary.add, progress.summary.change, progress.summary.remove) == (3, 1, 2)
+    assert [row.address for row in progress.in_state("failed")] == ["aws_vpc.this"]
+    assert progress.summary == {"add": 3, "change": 1, "remove": 2, "operation": "apply"}
     assert [error.address for error in progress.errors] == ["aws_vpc.this"]
     assert progress.warnings == []
 
@@ -77,7 +76,7 @@ def test_drift_summary_and_failure_are_kept() -> None:
 @pytest.mark.parametrize(
     "text", ["", "not json", "[1]", '"text"', "{}", '{"type": 3}', '{"type":"planned_change","change":"x"}', '{"type"']
 )
-def test_a_strange_line_breaks_nothing(text: str) -> None:
+def test_a_malformed_line_is_no_error(text: str) -> None:
     progress_of((0, text))
     assert parse_event(text).kind in ("text", "planned_change")
 
@@ -97,13 +96,13 @@ def test_the_table_shows_failed_and_running_first_and_fits_the_screen() -> None:
     assert shown[-1] == "and 42 more"
 
 
-def test_clock_reads_like_a_clock() -> None:
+def test_durations_are_shown_in_minutes_and_seconds() -> None:
     assert [clock(seconds) for seconds in (0, 59.4, 60, 725)] == ["0s", "59s", "1m00s", "12m05s"]
 
 
 # As Terraform 1.11 and the AWS provider 5.100 word them: those with a * were seen in runs, the others are AWS's
 # documented error codes in the provider's frame.
-COMPLAINTS = [
+COMMON_ERRORS = [
     (  # *
         "No valid credential sources found",
         "failed to refresh cached credentials, no EC2 IMDS role found, operation error ec2imds: GetMetadata",
@@ -175,21 +174,21 @@ COMPLAINTS = [
 ]
 
 
-@pytest.mark.parametrize(("summary", "detail", "remedy"), COMPLAINTS, ids=[one[1][:30] for one in COMPLAINTS])
-def test_a_usual_complaint_has_a_remedy(summary: str, detail: str, remedy: str) -> None:
+@pytest.mark.parametrize(("summary", "detail", "remedy"), COMMON_ERRORS, ids=[one[1][:30] for one in COMMON_ERRORS])
+def test_a_common_error_has_a_remedy(summary: str, detail: str, remedy: str) -> None:
     error = error_of([Diagnostic("error", summary, detail, "aws_x.y")], what="up", folder=HERE, log=Path("/log"))
     assert remedy in error.remedy
     assert error.what.startswith(f"up failed: aws_x.y: {summary}")
 
 
-def test_an_unknown_complaint_points_at_the_log() -> None:
+def test_an_unknown_error_points_to_the_log() -> None:
     found = Diagnostic("error", "something new", "", "")
     assert remedy_for(found, folder=HERE) is None
     assert "/log" in error_of([found], what="up", folder=HERE, log=Path("/log")).remedy
     assert "gave no reason" in error_of([], what="up", folder=HERE, log=Path("/log")).what
 
 
-def test_many_errors_are_listed_once_each_and_not_without_end() -> None:
+def test_repeated_errors_are_listed_once_and_long_lists_are_cut() -> None:
     found = [Diagnostic("error", f"error {number % 7}", "", f"aws_x.y{number % 7}") for number in range(20)]
     found.append(Diagnostic("error", "execution halted"))
     text = error_of(found, what="up", folder=HERE, log=Path("/log")).what
@@ -198,7 +197,7 @@ def test_many_errors_are_listed_once_each_and_not_without_end() -> None:
     assert "halted" not in text
 
 
-def test_errors_that_init_prints_for_people_are_read() -> None:
+def test_errors_in_the_text_output_of_init_are_parsed() -> None:
     text = """Initializing provider plugins...
 ╷
 │ Error: Failed to query available provider packages
@@ -213,7 +212,7 @@ def test_errors_that_init_prints_for_people_are_read() -> None:
     assert "mirror" in (remedy_for(found, folder=HERE) or "")
 
 
-def test_what_costs_money_is_counted_with_its_size() -> None:
+def test_billed_resources_are_counted_with_their_size() -> None:
     def change(type_: str, actions: list[str], **values: Any) -> dict[str, Any]:
         side = "before" if actions == ["delete"] else "after"
         return {"type": type_, "change": {"actions": actions, side: values}}

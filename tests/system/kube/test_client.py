@@ -27,7 +27,7 @@ def exec_user(*argv: str) -> dict[str, Any]:
     return {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": program, "args": arguments}
 
 
-def test_a_given_kubeconfig_wins_over_the_one_of_the_environment(
+def test_a_given_kubeconfig_overrides_the_one_in_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -41,7 +41,7 @@ def test_a_given_kubeconfig_wins_over_the_one_of_the_environment(
         assert config == kubeconfig(mine.url, token="t")
 
 
-def test_a_given_kubeconfig_without_a_cluster_leads_to_no_service_account(
+def test_a_given_kubeconfig_without_a_cluster_does_not_fall_back_to_the_service_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "token").write_text("of the pod")
@@ -54,7 +54,7 @@ def test_a_given_kubeconfig_without_a_cluster_leads_to_no_service_account(
         kube.version()
 
 
-def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connecting_to_a_server_that_never_answers_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "REQUEST_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         config = kubeconfig(f"http://127.0.0.1:{silent.getsockname()[1]}", token="t")
@@ -66,7 +66,7 @@ def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch
     assert caught.value.status == 0
 
 
-def test_a_request_that_is_never_answered_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_is_never_answered_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeKube(tmp_path) as api, Kube(kubeconfig=kubeconfig(api.url, token="t"), namespace="kubeflow") as kube:
         assert kube.items("/api/v1/services") == []
         api.open_logs.add("quiet")  # whose log stays open without a line
@@ -75,21 +75,21 @@ def test_a_request_that_is_never_answered_is_given_up(tmp_path: Path, monkeypatc
             kube.get("/api/v1/namespaces/kubeflow/pods/quiet/log", follow="true")
 
 
-def test_a_program_for_credentials_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_credentials_program_that_hangs_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "REQUEST_S", 0.3)
     config = kubeconfig("http://127.0.0.1:9", exec=exec_user("sleep", "600"))
     with Kube(kubeconfig=config, namespace="default") as kube, pytest.raises(ApiError, match="no answer within 0 s"):
         kube.version()
 
 
-def test_a_program_that_gives_no_credentials_is_quoted() -> None:
+def test_the_error_of_a_credentials_program_is_quoted() -> None:
     config = kubeconfig("http://127.0.0.1:9", exec=exec_user("sh", "-c", "echo expired >&2; exit 3"))
     with Kube(kubeconfig=config, namespace="default") as kube, pytest.raises(ApiError, match="expired") as caught:
         kube.version()
     assert caught.value.status == 401
 
 
-def test_what_is_gone_already_is_deleted_without_an_error(tmp_path: Path) -> None:
+def test_deleting_a_missing_object_is_no_error(tmp_path: Path) -> None:
     with FakeKube(tmp_path) as api, Kube(kubeconfig=kubeconfig(api.url, token="t"), namespace="kubeflow") as kube:
         api.add_at("/api/v1/namespaces/kubeflow/services/nb")
         kube.delete("/api/v1/namespaces/kubeflow/services/nb")
@@ -98,7 +98,7 @@ def test_what_is_gone_already_is_deleted_without_an_error(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("status", "words"), [(403, "the cluster refused"), (503, "503")])
-def test_a_refused_deletion_is_an_error(status: int, words: str, tmp_path: Path) -> None:
+def test_a_rejected_deletion_is_an_error(status: int, words: str, tmp_path: Path) -> None:
     with FakeKube(tmp_path) as api, Kube(kubeconfig=kubeconfig(api.url, token="t"), namespace="kubeflow") as kube:
         assert kube.version() == "v1.35.0"
         api.refusal = status

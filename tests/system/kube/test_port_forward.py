@@ -32,7 +32,7 @@ def answering(greeting: bytes) -> Iterator[int]:
             while line := await reader.readline():
                 writer.write(greeting + line)
                 await writer.drain()
-        finally:  # whoever talks may still be there at the end of the test
+        finally:  # clients may still be connected at the end of the test
             writer.close()
 
     loop = asyncio.new_event_loop()
@@ -59,7 +59,7 @@ def answering(greeting: bytes) -> Iterator[int]:
 
 @dataclass
 class Forwarding:
-    """A forward in a thread, with what it said."""
+    """A port-forward in a thread, with its messages."""
 
     port: int = 0
     said: list[str] = field(default_factory=list)
@@ -147,7 +147,7 @@ def test_bytes_go_both_ways_on_several_connections_at_once(api: FakeKube) -> Non
         assert any("labelSelector=a" in path for _, path in api.requests)
 
 
-def test_another_pod_takes_over(api: FakeKube) -> None:
+def test_a_new_pod_replaces_one_that_is_gone(api: FakeKube) -> None:
     with answering(b"a:") as first, answering(b"b:") as second, forwarding() as forward:
         set_pods(api, pod("a"), ports={"a": first})
         assert forward.ready.wait(60)
@@ -185,7 +185,7 @@ def test_the_api_may_restart(api: FakeKube) -> None:
         assert forward.said.count("a is ready") == 2
 
 
-def test_a_pod_that_vanished_between_two_looks_fails_one_connection_only(api: FakeKube) -> None:
+def test_a_pod_deleted_between_two_polls_fails_only_one_connection(api: FakeKube) -> None:
     with answering(b"a:") as port, forwarding() as forward:
         set_pods(api, pod("a"), ports={})
         assert forward.ready.wait(60)
@@ -195,14 +195,14 @@ def test_a_pod_that_vanished_between_two_looks_fails_one_connection_only(api: Fa
         assert forward.ask(b"2") == b"a:2\n"
 
 
-def test_a_refusal_that_retrying_does_not_fix_ends_it(api: FakeKube) -> None:
+def test_an_error_that_retrying_does_not_fix_stops_forwarding(api: FakeKube) -> None:
     api.refusal = 403
     with forwarding() as forward:
         until(lambda: bool(forward.error))
     assert "refused" in forward.error[0].what
 
 
-def test_a_taken_port_is_said_before_anything_is_installed() -> None:
+def test_a_port_in_use_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(LaunchError, match=f"port {port}") as refused, bound_socket(port):
@@ -237,12 +237,12 @@ CRASHED = {
         ([{**pod("n"), "metadata": {"name": "n", "deletionTimestamp": "now"}}], "there is no pod"),
     ],
 )
-def test_waiting_is_explained(pods: list[dict[str, Any]], words: str) -> None:
+def test_the_reason_for_waiting_is_shown(pods: list[dict[str, Any]], words: str) -> None:
     choice = choose_pod(pods)
     assert choice.pod is None
     assert choice.message.startswith(words)
 
 
-def test_a_ready_pod_is_preferred_to_one_that_ends() -> None:
+def test_a_ready_pod_is_preferred_to_one_that_is_terminating() -> None:
     ending = {**pod("old"), "metadata": {"name": "old", "deletionTimestamp": "now"}}
     assert choose_pod([ending, pod("slow", ready=False), pod("new")]).pod == "new"

@@ -79,10 +79,10 @@ def check(port: int, hosts: Sequence[str]) -> int:
 
 
 def rank(command: Sequence[str]) -> int:
-    """The exit code of `command`, to which the first SIGUSR1 is passed on as SIGTERM, its wish to save and stop.
+    """Run `command` and return its exit code; the first SIGUSR1 is forwarded as SIGTERM, a request to save and stop.
 
-    After such a stop mpirun would kill the ranks that still save as soon as one ended with anything but 0. Rank 0,
-    which writes the checkpoint, alone ends as what it is, so that the job does not count as done.
+    After such a stop mpirun would kill the ranks that are still saving as soon as one exits with anything but 0. So
+    only rank 0, which writes the checkpoint, exits with its real code; the job then does not count as done.
     """
     asked: list[int] = []
 

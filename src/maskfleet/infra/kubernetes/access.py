@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from maskfleet.errors import InfraError
 from maskfleet.infra.terraform.state import State
 from maskfleet.system.kube.client import ApiError, Kube
 
@@ -17,7 +16,7 @@ def access_of(state: State) -> dict[str, Any] | None:
 
     An apply that failed midway may have a cluster and none of its outputs.
     """
-    access = {name: output.value for name, output in state.outputs.items() if name in NEEDED and output.value}
+    access = {name: value for name, value in state.values.items() if name in NEEDED and value}
     for resource in state.resources:
         if resource.type == "aws_eks_cluster":
             attributes = resource.attributes
@@ -28,9 +27,9 @@ def access_of(state: State) -> dict[str, Any] | None:
     return access if set(access) == set(NEEDED) else None
 
 
-def kubeconfig_of(outputs: Mapping[str, Any], *, profile: str | None = None) -> dict[str, Any]:
+def kubeconfig_of(access: Mapping[str, Any], *, profile: str | None = None) -> dict[str, Any]:
     """A kubeconfig with one cluster and no secret: `aws eks get-token` issues the tokens."""
-    name, server, authority, region = (_output(outputs, key) for key in NEEDED)
+    name, server, authority, region = (access[key] for key in NEEDED)
     user: dict[str, Any] = {
         "apiVersion": "client.authentication.k8s.io/v1beta1",
         "command": "aws",
@@ -57,17 +56,7 @@ def reachable(kube: Kube) -> tuple[bool, str]:
         return False, error.what
 
 
-def update_command(outputs: Mapping[str, Any], *, profile: str | None = None) -> list[str]:
+def update_command(access: Mapping[str, Any], *, profile: str | None = None) -> list[str]:
     """The AWS command that adds the cluster to ~/.kube/config."""
-    name, region = _output(outputs, "cluster_id"), _output(outputs, "region")
-    command = ["aws", "eks", "update-kubeconfig", "--region", region, "--name", name]
+    command = ["aws", "eks", "update-kubeconfig", "--region", access["region"], "--name", access["cluster_id"]]
     return [*command, "--profile", profile] if profile else command
-
-
-def _output(outputs: Mapping[str, Any], name: str) -> str:
-    value = outputs.get(name)
-    if not isinstance(value, str) or not value:
-        raise InfraError(
-            f"the infrastructure has no output {name}", remedy="maskfleet infra up eks creates the cluster"
-        )
-    return value

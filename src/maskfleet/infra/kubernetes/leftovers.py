@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,15 +26,6 @@ class LeftoverKind:
     waited: bool = True
     """Whether something outside of the cluster is released only once the object is gone."""
 
-    @property
-    def path(self) -> str:
-        return f"{self.group}/{self.plural}"
-
-    def path_of(self, item: Json) -> str:
-        meta = item["metadata"]
-        namespace = f"/namespaces/{meta['namespace']}" if meta.get("namespace") else ""
-        return f"{self.group}{namespace}/{self.plural}/{meta['name']}"
-
 
 # In this order: first what requests nodes and addresses, then what provides them.
 KINDS = (
@@ -49,11 +41,12 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """One object to delete."""
+    """One object to delete, and what to say about it."""
 
-    kind: LeftoverKind
     path: str
+    removing: str
     text: str
+    waited: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +57,6 @@ class EbsVolume:
     claim: str
     claim_path: str
     deleted_with_claim: bool
-
-
-@dataclass(frozen=True, slots=True)
-class WaitLimit:
-    """How long to wait, and the clock to use."""
-
-    limit_s: float
-    clock: Callable[[], float]
-    sleep: Callable[[float], None]
 
 
 def leftovers(kube: Kube) -> list[Leftover]:
@@ -89,71 +73,67 @@ def ebs_volumes(kube: Kube) -> list[EbsVolume]:
         if csi.get("driver") == EBS_DRIVER:
             namespace, name = claim.get("namespace", ""), claim.get("name", "")
             path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}" if name else ""
-            found.append(
-                EbsVolume(
-                    volume_id=str(csi.get("volumeHandle", "")),
-                    claim=f"{namespace}/{name}",
-                    claim_path=path,
-                    deleted_with_claim=bool(path) and spec.get("persistentVolumeReclaimPolicy") == "Delete",
-                )
-            )
+            is_deleted = bool(path) and spec.get("persistentVolumeReclaimPolicy") == "Delete"
+            found.append(EbsVolume(str(csi.get("volumeHandle", "")), f"{namespace}/{name}", path, is_deleted))
     return found
 
 
-def remove(kube: Kube, say: Callable[[str], None], wait: WaitLimit) -> None:
-    """Delete all leftovers, also those that appear meanwhile, and wait until they are gone."""
+def claims_with_volumes(kube: Kube) -> list[Leftover]:
+    """Claims whose EBS volumes are deleted with them."""
+    return [
+        Leftover(
+            path=volume.claim_path,
+            removing=f"deleting claim {volume.claim} and its EBS volume {volume.volume_id}",
+            text=f"EBS volume {volume.volume_id} of {volume.claim}",
+        )
+        for volume in ebs_volumes(kube)
+        if volume.deleted_with_claim
+    ]
+
+
+def remove(
+    kube: Kube, find: Callable[[Kube], Sequence[Leftover]], say: Callable[[str], None], *, limit_s: float
+) -> None:
+    """Delete what `find` finds, also what appears meanwhile, and wait until it is gone."""
     requested: set[str] = set()
-
-    def remaining() -> list[str]:
-        now = leftovers(kube)
-        for found in now:
-            if found.path not in requested:
-                say(f"removing {found.text}")
-                kube.delete(found.path)
-                requested.add(found.path)
-        return [found.text for found in now if found.kind.waited]
-
-    _wait_until_none(remaining, say, wait)
-
-
-def remove_ebs_volumes(kube: Kube, say: Callable[[str], None], wait: WaitLimit) -> None:
-    """Delete the claims of EBS volumes, and wait until the volumes that are deleted with their claims are gone."""
-    requested: set[str] = set()
-
-    def remaining() -> list[str]:
-        now = [volume for volume in ebs_volumes(kube) if volume.deleted_with_claim]
-        for volume in now:
-            if volume.claim_path not in requested:
-                say(f"deleting claim {volume.claim} and its EBS volume {volume.volume_id}")
-                kube.delete(volume.claim_path)
-                requested.add(volume.claim_path)
-        return [f"EBS volume {volume.volume_id} of {volume.claim}" for volume in now]
-
-    _wait_until_none(remaining, say, wait)
-
-
-def _wait_until_none(remaining: Callable[[], Sequence[str]], say: Callable[[str], None], wait: WaitLimit) -> None:
-    started_at = wait.clock()
-    said: tuple[Sequence[str], float] = ((), started_at)
-    while names := remaining():
-        now = wait.clock()
-        if now - started_at > wait.limit_s:
+    started_at = said_at = time.monotonic()
+    said: list[str] = []
+    while True:
+        found = find(kube)
+        for one in found:
+            if one.path not in requested:
+                say(one.removing)
+                kube.delete(one.path)
+                requested.add(one.path)
+        names = [one.text for one in found if one.waited]
+        if not names:
+            return
+        now = time.monotonic()
+        if now - started_at > limit_s:
             raise InfraError(
-                f"after {wait.limit_s:.0f} s the cluster still has {_listed(names)}",
+                f"after {limit_s:.0f} s the cluster still has {_listed(names)}",
                 remedy="see with kubectl describe what blocks the deletion (a finalizer whose controller is gone, a"
                 " disruption budget), then run the command again; --wait allows more time",
             )
-        if names != said[0] or now - said[1] >= SAY_EVERY_S:
+        if names != said or now - said_at >= SAY_EVERY_S:
             say(f"waiting for {_listed(names)} to be deleted ({now - started_at:.0f} s)")
-            said = (names, now)
-        wait.sleep(POLL_S)
+            said, said_at = names, now
+        time.sleep(POLL_S)
 
 
 def _of_kind(kube: Kube, kind: LeftoverKind) -> list[Leftover]:
-    items = _items(kube, kind.path, **({"labelSelector": kind.selector} if kind.selector else {}))
-    if kind.plural == "services":
-        items = [item for item in items if item.get("spec", {}).get("type") == "LoadBalancer"]
-    return [Leftover(kind, kind.path_of(item), _text(kind, item)) for item in items]
+    found = []
+    query = {"labelSelector": kind.selector} if kind.selector else {}
+    for item in _items(kube, f"{kind.group}/{kind.plural}", **query):
+        name, namespace, extra = item["metadata"]["name"], item["metadata"].get("namespace"), ""
+        if kind.noun == "Service":
+            if item.get("spec", {}).get("type") != "LoadBalancer":
+                continue
+            extra = " (load balancer)"
+        path = f"{kind.group}{f'/namespaces/{namespace}' if namespace else ''}/{kind.plural}/{name}"
+        text = f"{kind.noun} {f'{namespace}/' if namespace else ''}{name}{extra}"
+        found.append(Leftover(path, f"removing {text}", text, kind.waited))
+    return found
 
 
 def _items(kube: Kube, path: str, **query: str) -> list[Json]:
@@ -164,13 +144,6 @@ def _items(kube: Kube, path: str, **query: str) -> list[Json]:
         if error.status == 404:
             return []
         raise
-
-
-def _text(kind: LeftoverKind, item: Json) -> str:
-    meta = item["metadata"]
-    namespace = f"{meta['namespace']}/" if meta.get("namespace") else ""
-    extra = " (load balancer)" if kind.plural == "services" else ""
-    return f"{kind.noun} {namespace}{meta['name']}{extra}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -41,10 +41,8 @@ def backend_from(
     file: Path, *, bucket: str | None, region: str | None, cluster: str | None, lock_table: str | None, stack: str
 ) -> StateBackend:
     """The backend that the options name; without any, the one used before; else the work folder."""
-    before = StateBackend(**read_json(file)) if file.exists() else None
-    if bucket is None:
-        return before or StateBackend()
-    if before is not None and before.bucket == bucket and lock_table in (None, before.lock_table):
+    before = StateBackend(**read_json(file))
+    if bucket is None or (before.bucket == bucket and lock_table in (None, before.lock_table)):
         return before
     if region is None or cluster is None:
         raise InfraError(

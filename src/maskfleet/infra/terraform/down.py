@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from maskfleet.errors import InfraError
 from maskfleet.infra.kubernetes.access import reachable
-from maskfleet.infra.kubernetes.leftovers import (
-    EbsVolume,
-    WaitLimit,
-    ebs_volumes,
-    leftovers,
-    remove,
-    remove_ebs_volumes,
-)
+from maskfleet.infra.kubernetes.leftovers import EbsVolume, claims_with_volumes, ebs_volumes, leftovers, remove
 from maskfleet.infra.terraform.journal import recorded
-from maskfleet.infra.terraform.progress import TerraformProgress
 from maskfleet.infra.terraform.root import Root
 from maskfleet.infra.terraform.session import Session
 from maskfleet.infra.terraform.state import Resource, State, is_named, split_kept
-from maskfleet.system.kube.client import ApiError, Kube
+from maskfleet.system.kube.client import ApiError
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +40,7 @@ def down(session: Session, options: DownOptions) -> None:
     _confirm(session, options, kept, [*gone, *addons.resources])
     remaining = _empty_cluster(session, options, base)
     if addons.resources and not options.skip_cluster:
-        session.write_outputs(_values(base))
+        session.write_outputs(base)
         session.addons.init()
         _destroy(session, session.addons, addons.resources, ())
     if gone:
@@ -68,7 +58,7 @@ def _say_kept(session: Session, kept: Sequence[Resource], remaining: Sequence[Eb
     if kept:
         say(f"kept data, and what it depends on ({len(kept)} resources; file systems and buckets are billed):")
         for resource in kept:
-            say(f"  {resource.address}{f'  {resource.id}' if resource.id else ''}")
+            say(f"  {resource.address}  {resource.id}".rstrip())
         say(f"maskfleet infra up {session.stack.name} creates a cluster that uses it again;")
         say(f"maskfleet infra down {session.stack.name} --delete-data deletes it")
     if remaining:
@@ -96,7 +86,7 @@ def _confirm(session: Session, options: DownOptions, kept: Sequence[Resource], g
     if data:
         say("with all data in:")
         for resource in data:
-            say(f"  {resource.address}{f'  {resource.id}' if resource.id else ''}")
+            say(f"  {resource.address}  {resource.id}".rstrip())
     elif kept:
         say(f"{len(kept)} resources that hold data, or that data depends on, are kept")
     if options.skip_cluster:
@@ -118,7 +108,12 @@ def _empty_cluster(session: Session, options: DownOptions, base: State) -> list[
                 remedy="check network, VPN and credentials; if the cluster is gone for good, add --skip-cluster",
             )
         try:
-            return _delete_leftovers(session, options, kube)
+            if leftovers(kube):
+                session.view.say("removing what the cluster created outside of terraform's state")
+                remove(kube, leftovers, session.view.say, limit_s=options.wait_s)
+            if options.delete_data:
+                remove(kube, claims_with_volumes, session.view.say, limit_s=options.wait_s)
+            return ebs_volumes(kube)
         except ApiError as error:
             raise InfraError(
                 f"the cluster did not do what it was asked: {error.what}",
@@ -126,28 +121,10 @@ def _empty_cluster(session: Session, options: DownOptions, base: State) -> list[
             ) from error
 
 
-def _delete_leftovers(session: Session, options: DownOptions, kube: Kube) -> list[EbsVolume]:
-    say = session.view.say
-    wait = WaitLimit(options.wait_s, time.monotonic, time.sleep)
-    if leftovers(kube):
-        say("removing what the cluster created outside of terraform's state")
-        remove(kube, say, wait)
-    if options.delete_data:
-        remove_ebs_volumes(kube, say, wait)
-    return ebs_volumes(kube)
-
-
 def _destroy(session: Session, root: Root, gone: Sequence[Resource], kept: Sequence[Resource]) -> None:
     """Destroy `gone`; if something is kept, only those addresses, and only after the plan proved that it is kept."""
     targets = list(dict.fromkeys(resource.address for resource in gone)) if kept else []
     progress = root.plan(destroy=True, targets=targets)
-    _check_kept(progress, kept)
-    session.view.say(f"{root.name}: {len(progress.work)} to destroy")
-    with recorded(session.work.journal, root.name, "down", root.folder):
-        root.apply()
-
-
-def _check_kept(progress: TerraformProgress, kept: Sequence[Resource]) -> None:
     stays = {resource.address for resource in kept}
     hit = [change.address for change in progress.work if change.address in stays]
     if hit:
@@ -155,7 +132,6 @@ def _check_kept(progress: TerraformProgress, kept: Sequence[Resource]) -> None:
             f"the plan would destroy {', '.join(hit)}, which data is in or depends on; nothing was destroyed",
             remedy="please report this; --delete-data deletes data on purpose",
         )
-
-
-def _values(state: State) -> Mapping[str, Any]:
-    return {name: output.value for name, output in state.outputs.items()}
+    session.view.say(f"{root.name}: {len(progress.work)} to destroy")
+    with recorded(session.work.journal, root.name, "down", root.folder):
+        root.apply()

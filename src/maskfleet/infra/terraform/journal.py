@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from maskfleet.infra.terraform.backend import OVERRIDE_FILE
@@ -38,15 +38,19 @@ def last_entry(journal: Path, root: str) -> JournalEntry:
 @contextmanager
 def recorded(journal: Path, root: str, did: str, folder: Path) -> Iterator[None]:
     """Record in `journal` that the command `did` runs on a root, then how it ended."""
-    record = {"did": did, "at": time.strftime("%Y-%m-%d %H:%M:%S"), "fingerprint": fingerprint(folder)}
-    write_private_json(journal, {**read_json(journal), root: {**record, "ended": ""}})
-    ended = "failed"
+    applied = fingerprint(folder)
+
+    def write(ended: str) -> None:
+        entry = JournalEntry(did, ended, time.strftime("%Y-%m-%d %H:%M:%S"), applied)
+        write_private_json(journal, {**read_json(journal), root: asdict(entry)})
+
+    write("")
     try:
         yield
-        ended = "succeeded"
-    finally:
-        record["at"] = time.strftime("%Y-%m-%d %H:%M:%S")
-        write_private_json(journal, {**read_json(journal), root: {**record, "ended": ended}})
+    except BaseException:
+        write("failed")
+        raise
+    write("succeeded")
 
 
 def fingerprint(folder: Path) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from maskfleet.errors import InfraError
-from maskfleet.infra.terraform.progress import WORK, Change, TerraformProgress
+from maskfleet.infra.terraform.progress import WORK, Event, TerraformProgress
 from maskfleet.infra.terraform.root import Root
 from maskfleet.infra.terraform.session import Session
 from maskfleet.infra.terraform.state import State, is_named
@@ -30,28 +29,15 @@ BILLED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RootPlan:
-    """The plan of one root; `progress` is None for a root that cannot be planned yet."""
-
-    root: str
-    progress: TerraformProgress | None
-
-    @property
-    def has_changes(self) -> bool:
-        return self.progress is None or self.progress.has_changes
-
-
-def plan(session: Session) -> list[RootPlan]:
-    """Plan both roots and show the plans; the second can be planned only once the first exists."""
+def plan(session: Session) -> tuple[TerraformProgress, TerraformProgress | None]:
+    """Plan both roots and show the plans; None for the second if it cannot be planned before the first exists."""
     session.write_settings()
     base = plan_root(session, session.base)
     if not _has_inputs(session, base):
         session.view.say(f"{session.addons.name}: planned once {session.base.name} exists, whose outputs it needs")
-        return [RootPlan(session.base.name, base), RootPlan(session.addons.name, None)]
+        return base, None
     pass_outputs(session)
-    addons = plan_root(session, session.addons)
-    return [RootPlan(session.base.name, base), RootPlan(session.addons.name, addons)]
+    return base, plan_root(session, session.addons)
 
 
 def plan_root(session: Session, root: Root) -> TerraformProgress:
@@ -62,8 +48,8 @@ def plan_root(session: Session, root: Root) -> TerraformProgress:
     return progress
 
 
-def pass_outputs(session: Session) -> dict[str, Any]:
-    """Give the second root the outputs of the first, which are returned."""
+def pass_outputs(session: Session) -> None:
+    """Give the second root the outputs of the first."""
     state = session.base.state()
     missing = _missing_inputs(session, state)
     if missing:
@@ -71,24 +57,22 @@ def pass_outputs(session: Session) -> dict[str, Any]:
             f"{session.base.name} has no output {', '.join(missing)}, which {session.addons.name} needs",
             remedy="maskfleet infra status shows what exists; maskfleet infra up creates the rest",
         )
-    outputs = {name: output.value for name, output in state.outputs.items()}
-    session.write_outputs(outputs)
-    return outputs
+    session.write_outputs(state)
 
 
-def destroyed(progress: TerraformProgress) -> list[Change]:
+def destroyed(progress: TerraformProgress) -> list[Event]:
     """Planned changes that delete something."""
     return [change for change in progress.work if change.action in ("destroy", "replace")]
 
 
-def lost_data(session: Session, progress: TerraformProgress) -> list[Change]:
+def lost_data(session: Session, progress: TerraformProgress) -> list[Event]:
     """Planned changes that delete data; a resource whose creation failed (tainted) never held any."""
     return [
         change for change in destroyed(progress) if is_named(change, session.stack.data) and change.reason != "tainted"
     ]
 
 
-def counts(changes: Iterable[Change]) -> str:
+def counts(changes: Iterable[Event]) -> str:
     """Such as `84 to create, 1 to destroy`."""
     found = Counter(change.action for change in changes)
     parts = [f"{found[action]} to {action}" for action in WORK if found[action]]
@@ -135,12 +119,10 @@ def _show(session: Session, root: Root, progress: TerraformProgress) -> None:
     for change in destroyed(progress):
         data = ", WITH ALL DATA IN IT" if change in lost else ""
         say(f"  {change.action}: {change.address}{f' ({change.reason})' if change.reason else ''}{data}")
-    if progress.work:
-        lines = billed(root.planned_values())
-        if lines:
-            say("  billed while it exists:")
-            for line in lines:
-                say(f"    {line}")
+    if progress.work and (lines := billed(root.planned_values())):
+        say("  billed while it exists:")
+        for line in lines:
+            say(f"    {line}")
     for warning in progress.warnings:
         say(f"  warning: {warning.summary}")
 

@@ -6,19 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-# What Terraform calls its actions on a resource -> what we show.
-ACTIONS = {
-    "create": "create",
-    "update": "change",
-    "replace": "replace",
-    "delete": "destroy",
-    "remove": "forget",
-    "forget": "forget",
-    "import": "import",
-    "move": "move",
-    "read": "read",
-    "noop": "none",
-}
+# Terraform's actions on a resource that we show under another name.
+ACTIONS = {"update": "change", "delete": "destroy", "remove": "forget", "noop": "none"}
 WORK = ("create", "change", "replace", "destroy", "import", "forget")
 # Printed for every plan with -target; our targets are computed from the state and checked before they are applied.
 EXPECTED_WARNINGS = ("Resource targeting is in effect", "Applied changes may be incomplete")
@@ -28,8 +17,8 @@ EXPECTED_WARNINGS = ("Resource targeting is in effect", "Applied changes may be 
 class Diagnostic:
     """An error or a warning from Terraform."""
 
-    severity: str
-    summary: str
+    severity: str = "error"
+    summary: str = ""
     detail: str = ""
     address: str = ""
 
@@ -39,39 +28,23 @@ class Diagnostic:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """How many resources a plan or an apply adds, changes and destroys."""
-
-    operation: str
-    add: int
-    change: int
-    remove: int
-
-
-@dataclass(frozen=True, slots=True)
 class Event:
-    """One line: `kind` is Terraform's message type, or `text` for a line that is not JSON."""
+    """One line: `kind` is Terraform's message type, or `text` for a line that is not JSON.
+
+    A `planned_change` is what a plan does to one resource, a `resource_drift` what was changed outside of Terraform.
+    """
 
     kind: str
-    message: str
+    message: str = ""
     address: str = ""
     type: str = ""
     action: str = ""
     reason: str = ""
     elapsed_s: float | None = None
     diagnostic: Diagnostic | None = None
-    summary: Summary | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
+    """How many resources a plan or an apply handles: `add`, `change` and `remove`."""
     outputs: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What a plan does to one resource."""
-
-    address: str
-    type: str
-    action: str
-    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -96,10 +69,10 @@ class TerraformProgress:
     """Everything that one run of Terraform has reported."""
 
     rows: dict[str, ResourceProgress] = field(default_factory=dict)
-    changes: list[Change] = field(default_factory=list)
-    drift: list[Change] = field(default_factory=list)
+    changes: list[Event] = field(default_factory=list)
+    drift: list[Event] = field(default_factory=list)
     diagnostics: list[Diagnostic] = field(default_factory=list)
-    summary: Summary | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
     outputs: dict[str, Any] = field(default_factory=dict)
     text: list[str] = field(default_factory=list)
     read: int = 0
@@ -109,18 +82,16 @@ class TerraformProgress:
         """Add one event, which arrived at `now` seconds of a monotonic clock."""
         match event.kind:
             case "planned_change":
-                self._planned(event)
+                self.changes.append(event)
+                if event.action in WORK:
+                    self.rows.setdefault(event.address, ResourceProgress(event.address, event.action, "planned"))
             case "resource_drift":
-                self.drift.append(Change(event.address, event.type, event.action, event.reason))
-            case "refresh_start" | "apply_start" if event.action in ("", "read"):
-                self.rows[event.address] = ResourceProgress(event.address, "read", "running", now)
+                self.drift.append(event)
+            case "refresh_start" | "apply_start":
+                self.rows[event.address] = ResourceProgress(event.address, event.action or "read", "running", now)
             case "refresh_complete" | "apply_complete" if event.action in ("", "read"):
                 self.read += 1
                 self.rows.pop(event.address, None)
-            case "apply_start":
-                self.rows[event.address] = ResourceProgress(event.address, event.action, "running", now)
-            case "apply_progress":
-                self._row(event, now).state = "running"
             case "apply_complete":
                 self.completed += 1
                 self._ended(event, now, "done")
@@ -145,7 +116,7 @@ class TerraformProgress:
         return [diagnostic for diagnostic in self.diagnostics if diagnostic.severity == "warning"]
 
     @property
-    def work(self) -> list[Change]:
+    def work(self) -> list[Event]:
         """The planned changes that do something."""
         return [change for change in self.changes if change.action in WORK]
 
@@ -163,22 +134,11 @@ class TerraformProgress:
         """Number of operations of the plan: a replacement is two, destroy and create."""
         return sum(2 if change.action == "replace" else 1 for change in self.work)
 
-    def running(self) -> list[ResourceProgress]:
-        return [row for row in self.rows.values() if row.state == "running"]
-
-    def failed(self) -> list[ResourceProgress]:
-        return [row for row in self.rows.values() if row.state == "failed"]
-
-    def _planned(self, event: Event) -> None:
-        self.changes.append(Change(event.address, event.type, event.action, event.reason))
-        if event.action in WORK:
-            self.rows.setdefault(event.address, ResourceProgress(event.address, event.action, "planned"))
-
-    def _row(self, event: Event, now: float) -> ResourceProgress:
-        return self.rows.setdefault(event.address, ResourceProgress(event.address, event.action, "running", now))
+    def in_state(self, state: str) -> list[ResourceProgress]:
+        return [row for row in self.rows.values() if row.state == state]
 
     def _ended(self, event: Event, now: float, state: str) -> None:
-        row = self._row(event, now)
+        row = self.rows.setdefault(event.address, ResourceProgress(event.address, event.action, "running", now))
         row.elapsed_s = row.seconds(now) if event.elapsed_s is None else event.elapsed_s
         row.state = state
 
@@ -193,41 +153,22 @@ def parse_event(line: str) -> Event:
         return Event("text", line.rstrip())
     change = _mapping(data.get("change")) or _mapping(data.get("hook"))
     resource = _mapping(change.get("resource"))
+    action = str(change.get("action", ""))
+    names = ("severity", "summary", "detail", "address")
+    diagnostic = {name: text for name, text in _mapping(data.get("diagnostic")).items() if name in names}
     return Event(
         kind=data["type"],
         message=str(data.get("@message", "")),
         address=str(resource.get("addr", "")),
         type=str(resource.get("resource_type", "")),
-        action=ACTIONS.get(str(change.get("action", "")), str(change.get("action", ""))),
+        action=ACTIONS.get(action, action),
         reason=str(change.get("reason", "")),
-        elapsed_s=_number(change.get("elapsed_seconds")),
-        diagnostic=_diagnostic(_mapping(data.get("diagnostic"))),
-        summary=_summary(_mapping(data.get("changes"))),
+        elapsed_s=change.get("elapsed_seconds"),
+        diagnostic=Diagnostic(**diagnostic) if diagnostic else None,
+        summary=_mapping(data.get("changes")),
         outputs=_mapping(data.get("outputs")),
     )
 
 
 def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _diagnostic(data: dict[str, Any]) -> Diagnostic | None:
-    if not data:
-        return None
-    return Diagnostic(
-        severity=str(data.get("severity", "error")),
-        summary=str(data.get("summary", "")),
-        detail=str(data.get("detail", "")),
-        address=str(data.get("address", "")),
-    )
-
-
-def _summary(data: dict[str, Any]) -> Summary | None:
-    if not data:
-        return None
-    counts = [int(_number(data.get(name)) or 0) for name in ("add", "change", "remove")]
-    return Summary(str(data.get("operation", "")), *counts)

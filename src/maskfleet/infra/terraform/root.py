@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 from maskfleet.errors import InfraError
 from maskfleet.infra.terraform.diagnose import diagnostics_in_text, error_of
-from maskfleet.infra.terraform.progress import TerraformProgress, parse_event
+from maskfleet.infra.terraform.progress import Diagnostic, TerraformProgress, parse_event
 from maskfleet.infra.terraform.state import State, parse_state
 from maskfleet.infra.view import InfraView
 from maskfleet.system.process import Finished, capture, stream
@@ -21,7 +20,6 @@ from maskfleet.system.process import Finished, capture, stream
 MINIMUM = (1, 5, 0)
 MINIMUM_FOR_S3_LOCK = (1, 10, 0)
 LOGS_KEPT = 30
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +28,18 @@ class Program:
 
     path: str
     version: tuple[int, ...]
+    env: Mapping[str, str]
+    """Makes it ask no questions and not check for newer versions."""
 
 
-def non_interactive(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a terraform that asks no questions and does not check for newer versions."""
-    return {**env, "TF_IN_AUTOMATION": "1", "TF_INPUT": "0", "CHECKPOINT_DISABLE": "1"}
-
-
-def find_terraform(env: Mapping[str, str], *, minimum: tuple[int, ...] = MINIMUM) -> Program:
+def find_terraform(env: Mapping[str, str]) -> Program:
     """The terraform on the PATH of `env`, if it is new enough."""
-    wanted = ".".join(map(str, minimum))
+    wanted = ".".join(map(str, MINIMUM))
     path = shutil.which("terraform", path=env.get("PATH", ""))
     if path is None:
         raise InfraError("terraform is not installed here", remedy=f"install Terraform {wanted} or newer")
-    done = capture([path, "version", "-json"], env=non_interactive(env), timeout_s=60)
+    env = {**env, "TF_IN_AUTOMATION": "1", "TF_INPUT": "0", "CHECKPOINT_DISABLE": "1"}
+    done = capture([path, "version", "-json"], env=env, timeout_s=60)
     try:
         text = str(json.loads(done.out)["terraform_version"])
         version = tuple(int(part) for part in text.split("-")[0].split("."))
@@ -52,9 +48,9 @@ def find_terraform(env: Mapping[str, str], *, minimum: tuple[int, ...] = MINIMUM
             f"{path} does not print its version: {(done.err or done.out).strip()[:200]}",
             remedy=f"install Terraform {wanted} or newer",
         ) from error
-    if version < minimum:
+    if version < MINIMUM:
         raise InfraError(f"{path} is Terraform {text}; {wanted} is needed", remedy=f"install {wanted} or newer")
-    return Program(path, version)
+    return Program(path, version, env)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +61,6 @@ class Root:
     folder: Path
     logs: Path
     program: Program
-    env: Mapping[str, str]
     view: InfraView
 
     @property
@@ -76,8 +71,7 @@ class Root:
     def init(self) -> None:
         """Install providers and configure the backend."""
         # -reconfigure: our files say where the state is, and the work folder may have been moved.
-        argv = ["init", "-input=false", "-no-color", "-reconfigure"]
-        self._run(argv, what=f"{self.name}: terraform init", verb="prepare")
+        self._run(["init", "-input=false", "-no-color", "-reconfigure"], verb="prepare")
 
     def plan(self, *, destroy: bool = False, targets: Sequence[str] = ()) -> TerraformProgress:
         """Plan, and save the plan."""
@@ -85,12 +79,12 @@ class Root:
         flags = ["-destroy"] if destroy else []
         flags += [f"-target={target}" for target in targets]
         argv = ["plan", "-json", "-input=false", "-lock-timeout=3s", f"-out={self.plan_file.resolve()}", *flags]
-        return self._run(argv, what=f"{self.name}: terraform plan", verb="plan")
+        return self._run(argv, verb="plan")
 
     def apply(self) -> TerraformProgress:
         """Apply exactly the saved plan."""
         argv = ["apply", "-json", "-input=false", "-lock-timeout=3s", str(self.plan_file.resolve())]
-        progress = self._run(argv, what=f"{self.name}: terraform apply", verb="apply")
+        progress = self._run(argv, verb="apply")
         self.plan_file.unlink(missing_ok=True)
         return progress
 
@@ -109,18 +103,16 @@ class Root:
         if addresses:
             self._capture(["state", "rm", "-lock-timeout=3s", *addresses])
 
-    @property
-    def is_initialised(self) -> bool:
-        return (self.folder / ".terraform").is_dir()
-
     def _capture(self, arguments: Sequence[str]) -> Finished:
-        done = capture([self.program.path, *arguments], cwd=self.folder, env=self._env(), timeout_s=300)
+        done = capture([self.program.path, *arguments], cwd=self.folder, env=self.program.env, timeout_s=300)
         if done.code != 0:
-            found = diagnostics_in_text(ANSI.sub("", done.err))
-            raise error_of(found, what=f"{self.name}: terraform {arguments[0]}", folder=self.folder, log=self.logs)
+            raise self._failed(arguments, diagnostics_in_text(done.err), self.logs)
         return done
 
-    def _run(self, arguments: Sequence[str], *, what: str, verb: str) -> TerraformProgress:
+    def _failed(self, arguments: Sequence[str], found: Sequence[Diagnostic], log: Path) -> InfraError:
+        return error_of(found, what=f"{self.name}: terraform {arguments[0]}", folder=self.folder, log=log)
+
+    def _run(self, arguments: Sequence[str], *, verb: str) -> TerraformProgress:
         progress = TerraformProgress()
         log = self._log(verb)
 
@@ -133,7 +125,7 @@ class Root:
             done = stream(
                 [self.program.path, *arguments],
                 cwd=self.folder,
-                env=self._env(),
+                env=self.program.env,
                 log=log,
                 line=line,
                 tick=lambda: self.view.tick(progress),
@@ -143,20 +135,21 @@ class Root:
             raise self._stopped(done, verb)
         if done.code != 0:
             self._check_saved()
-            found = progress.errors or diagnostics_in_text(ANSI.sub("", "\n".join(progress.text)))
-            raise error_of(found, what=what, folder=self.folder, log=log)
+            raise self._failed(arguments, progress.errors or diagnostics_in_text("\n".join(progress.text)), log)
         return progress
 
     def _stopped(self, done: Finished, verb: str) -> InfraError:
         self._check_saved()
         if done.code < 0:
-            return interrupted(
-                f"terraform was killed by signal {-done.code} while it stopped; its state may lack the last steps",
-                remedy="run the same command again; if the state is locked, the error says how to unlock it",
-            )
-        what = "stopped: terraform exited cleanly" if done.code else f"stopped after {self.name}: {verb} finished"
-        saved = "its state is saved" if verb == "apply" else "nothing was changed"
-        return interrupted(f"{what}, {saved}", remedy="run the same command again to resume")
+            what = f"terraform was killed by signal {-done.code} while it stopped; its state may lack the last steps"
+            remedy = "run the same command again; if the state is locked, the error says how to unlock it"
+        else:
+            end = "stopped: terraform exited cleanly" if done.code else f"stopped after {self.name}: {verb} finished"
+            what = f"{end}, {'its state is saved' if verb == 'apply' else 'nothing was changed'}"
+            remedy = "run the same command again to resume"
+        error = InfraError(what, remedy=remedy)
+        error.exit_code = 130  # that of Ctrl-C
+        return error
 
     def _check_saved(self) -> None:
         """Raise an error if Terraform could not save its state and left errored.tfstate."""
@@ -172,13 +165,3 @@ class Root:
         for old in sorted(self.logs.glob("*.jsonl"))[: -(LOGS_KEPT - 1)]:
             old.unlink(missing_ok=True)
         return self.logs / f"{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns()}-{self.name}-{verb}.jsonl"
-
-    def _env(self) -> dict[str, str]:
-        return non_interactive(self.env)
-
-
-def interrupted(what: str, *, remedy: str) -> InfraError:
-    """The error of a command that the user stopped; its exit code is that of Ctrl-C."""
-    error = InfraError(what, remedy=remedy)
-    error.exit_code = 130
-    return error

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from maskfleet.errors import InfraError
-from maskfleet.infra.terraform.progress import Change
+from maskfleet.infra.terraform.progress import Event
 
 _IS_DATA_SOURCE = re.compile(r"(?:^|\.)data\.")
 _INDEX = re.compile(r'\[(?:\d+|"(?:[^"\\]|\\.)*")\]')
@@ -21,7 +22,6 @@ class Resource:
 
     address: str
     type: str
-    name: str
     id: str = ""
     needs: tuple[str, ...] = ()
     tainted: bool = False
@@ -34,24 +34,18 @@ class Resource:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """An output of a root."""
-
-    value: Any
-    sensitive: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class State:
     """What Terraform knows about one root."""
 
     serial: int = 0
-    terraform_version: str = ""
     resources: tuple[Resource, ...] = ()
-    outputs: dict[str, Output] = field(default_factory=dict)
+    outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By name: its `value`, and whether it is `sensitive`."""
 
-    def has(self, type_: str) -> bool:
-        return any(resource.type == type_ for resource in self.resources)
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values of the outputs."""
+        return {name: output["value"] for name, output in self.outputs.items()}
 
 
 def parse_state(text: str) -> State:
@@ -65,12 +59,8 @@ def parse_state(text: str) -> State:
         )
     return State(
         serial=int(data.get("serial", 0)),
-        terraform_version=str(data.get("terraform_version", "")),
         resources=tuple(_resources(data.get("resources", []))),
-        outputs={
-            name: Output(output.get("value"), bool(output.get("sensitive")))
-            for name, output in data.get("outputs", {}).items()
-        },
+        outputs=data.get("outputs", {}),
     )
 
 
@@ -86,16 +76,16 @@ def split_kept(
     `data` and `guards` name types, or blocks such as `aws_efs_file_system.shared`; a guard is kept if all that it
     depends on is. No kept resource depends on a destroyed one, so destroying the second list does not touch the first.
     """
-    blocks: dict[str, list[Resource]] = {}
+    needs: defaultdict[str, list[str]] = defaultdict(list)
     for resource in state.resources:
-        blocks.setdefault(resource.block, []).append(resource)
+        needs[resource.block] += resource.needs
     queue = [resource.block for resource in state.resources if is_named(resource, data)]
     kept: set[str] = set()
     while queue:
         block = queue.pop()
         if block not in kept:
             kept.add(block)
-            queue += [need for resource in blocks.get(block, []) for need in resource.needs]
+            queue += needs[block]
     if kept:
         kept |= {
             resource.block
@@ -107,13 +97,9 @@ def split_kept(
     return keep, destroy
 
 
-def is_named(resource: Resource | Change, names: Collection[str]) -> bool:
+def is_named(resource: Resource | Event, names: Collection[str]) -> bool:
     """Whether `names` contains its type, or its type and name."""
     return resource.type in names or ".".join(without_index(resource.address).split(".")[-2:]) in names
-
-
-def _managed(addresses: Iterable[str]) -> tuple[str, ...]:
-    return tuple(without_index(address) for address in addresses if not _IS_DATA_SOURCE.search(address))
 
 
 def _resources(entries: Iterable[dict[str, Any]]) -> Iterable[Resource]:
@@ -125,12 +111,12 @@ def _resources(entries: Iterable[dict[str, Any]]) -> Iterable[Resource]:
             key = instance.get("index_key")
             index = "" if key is None else f"[{json.dumps(key)}]"
             attributes = instance.get("attributes") or {}
+            needs = instance.get("dependencies") or ()
             yield Resource(
                 address=f"{module}{entry['type']}.{entry['name']}{index}",
                 type=entry["type"],
-                name=entry["name"],
                 id=str(attributes.get("id") or ""),
-                needs=_managed(instance.get("dependencies") or ()),
+                needs=tuple(without_index(need) for need in needs if not _IS_DATA_SOURCE.search(need)),
                 tainted=instance.get("status") == "tainted",
                 attributes=attributes,
             )

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from maskfleet.errors import InfraError
-from maskfleet.infra.kubernetes.access import access_of, reachable
+from maskfleet.infra.kubernetes.access import reachable
 from maskfleet.infra.terraform.journal import fingerprint, last_entry
 from maskfleet.infra.terraform.root import Root
 from maskfleet.infra.terraform.session import Session
 from maskfleet.infra.terraform.state import State
-
-MASKED = "(sensitive)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +45,17 @@ class Status:
         made = all(root.resources and not root.tainted for root in self.roots)
         return made and self.cluster_made and self.reachable is True
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def status(session: Session) -> Status:
     """What the states say, and whether the cluster answers."""
     states = [(root, session.state(root)) for root in (session.base, session.addons)]
     base = states[0][1]
     made = session.has_cluster(base)
-    answers, detail = _reached(session, base, made=made)
+    answers: bool | None = None
+    detail = "has no endpoint yet" if made else "not created"
+    if (cluster := session.cluster(base)) is not None:
+        with cluster as kube:
+            answers, detail = reachable(kube)
     return Status(
         cluster=session.cluster_name,
         state_in=session.backend.text,
@@ -76,7 +75,7 @@ def outputs(session: Session) -> dict[str, Any]:
     base = session.state(session.base)
     for state in (base, session.state(session.addons)):
         for name, output in state.outputs.items():
-            merged[name] = MASKED if output.sensitive else output.value
+            merged[name] = "(sensitive)" if output.get("sensitive") else output["value"]
     if not merged:
         session.view.say(f"nothing exists yet: maskfleet infra up {session.stack.name} creates it")
     elif not session.has_cluster(base):
@@ -86,19 +85,10 @@ def outputs(session: Session) -> dict[str, Any]:
 
 def access(session: Session) -> dict[str, Any]:
     """Name, endpoint, certificate authority and region of the cluster."""
-    base = session.state(session.base)
-    found = access_of(base) if session.has_cluster(base) else None
+    found = session.access(session.state(session.base))
     if found is None:
         raise InfraError("there is no cluster to reach", remedy=f"maskfleet infra up {session.stack.name} creates it")
     return found
-
-
-def _reached(session: Session, base: State, *, made: bool) -> tuple[bool | None, str]:
-    cluster = session.cluster(base)
-    if cluster is None:
-        return None, "has no endpoint yet" if made else "not created"
-    with cluster as kube:
-        return reachable(kube)
 
 
 def _root_status(session: Session, root: Root, state: State) -> RootStatus:

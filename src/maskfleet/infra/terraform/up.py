@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from maskfleet.errors import InfraError
 from maskfleet.infra.terraform.journal import recorded
 from maskfleet.infra.terraform.plan import destroyed, lost_data, pass_outputs, plan_root
@@ -12,33 +10,30 @@ from maskfleet.infra.terraform.root import Root
 from maskfleet.infra.terraform.session import Session
 
 
-def up(session: Session, *, delete_data: bool = False) -> dict[str, Any]:
-    """Create or change everything and return the outputs of the first root; run again, it resumes."""
+def up(session: Session, *, delete_data: bool = False) -> None:
+    """Create or change everything; run again, it resumes."""
     session.write_settings()
     base = plan_root(session, session.base)
-    agreed = False
     if base.has_changes:
         _check_data(session, base, delete_data=delete_data)
         _confirm(session, f"apply this to {session.base.name}? What runs in the cluster follows")
-        agreed = True
         _apply(session, session.base)
-    outputs = pass_outputs(session)
+    pass_outputs(session)
     addons = plan_root(session, session.addons)
     if addons.has_changes:
-        if not agreed or destroyed(addons):
+        if not base.has_changes or destroyed(addons):
             _confirm(session, f"apply this to {session.addons.name}?")
         _apply(session, session.addons)
     if not base.has_changes and not addons.has_changes:
         session.view.say("nothing to do: everything matches the settings")
-    return outputs
 
 
 def _apply(session: Session, root: Root) -> None:
     with recorded(session.work.journal, root.name, "up", root.folder):
         progress = root.apply()
     done = progress.summary
-    if done is not None:
-        session.view.say(f"{root.name}: {done.add} created, {done.change} changed, {done.remove} destroyed")
+    if done:
+        session.view.say(f"{root.name}: {done['add']} created, {done['change']} changed, {done['remove']} destroyed")
 
 
 def _check_data(session: Session, progress: TerraformProgress, *, delete_data: bool) -> None:

@@ -7,12 +7,13 @@ import difflib
 import json
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from maskfleet.errors import ConfigError
-from maskfleet.infra.terraform.root import ANSI, Program, non_interactive
+from maskfleet.infra.terraform.diagnose import ANSI
+from maskfleet.infra.terraform.root import Program
 from maskfleet.system.files import write_private_json
 from maskfleet.system.process import capture
 
@@ -23,13 +24,11 @@ _NAME = re.compile(r"[A-Za-z_][\w-]*")
 _ASSIGNED = re.compile(r'^\s*"?([A-Za-z_][\w-]*)"?\s*[=:]', re.MULTILINE)
 
 
-def from_options(
-    assignments: Sequence[str], files: Sequence[Path], program: Program, env: Mapping[str, str]
-) -> Settings:
+def from_options(assignments: Sequence[str], files: Sequence[Path], program: Program) -> Settings:
     """The settings of the command line: files in the given order, then single values."""
     found: Settings = {}
     for file in files:
-        found |= read_var_file(file, program, env)
+        found |= read_var_file(file, program)
     for text in assignments:
         name, equals, value = text.partition("=")
         if not equals or not _NAME.fullmatch(name.strip()):
@@ -55,7 +54,7 @@ def parse_value(name: str, value: str) -> Any:
     return value
 
 
-def read_var_file(path: Path, program: Program, env: Mapping[str, str]) -> Settings:
+def read_var_file(path: Path, program: Program) -> Settings:
     """The variables in a file: JSON, or a .tfvars file as Terraform itself reads it."""
     if not path.is_file():
         raise ConfigError(f"--var-file {path} does not exist", remedy="name a .tfvars or .json file")
@@ -66,7 +65,7 @@ def read_var_file(path: Path, program: Program, env: Mapping[str, str]) -> Setti
         except ValueError as error:
             raise ConfigError(f"{path} is not JSON: {error}", remedy="fix the file") from error
     else:
-        data = _evaluated(path, text, program, env)
+        data = _evaluated(path, text, program)
     if not isinstance(data, dict):
         raise ConfigError(f"{path} is not an object of names and values", remedy='write {"cluster_name": "fleet", …}')
     return data
@@ -119,7 +118,7 @@ def _blocks(folder: Path, kind: str) -> dict[str, str]:
     return found
 
 
-def _evaluated(path: Path, text: str, program: Program, env: Mapping[str, str]) -> Any:
+def _evaluated(path: Path, text: str, program: Program) -> Any:
     """What Terraform itself reads in `path`: `terraform console` in an empty root with those variables.
 
     Names inside of values may be declared as variables too; nothing sets them, so they are null and dropped.
@@ -134,7 +133,7 @@ def _evaluated(path: Path, text: str, program: Program, env: Mapping[str, str]) 
         done = capture(
             [program.path, "console", f"-var-file={path.resolve()}"],
             cwd=Path(folder),
-            env=non_interactive(env),
+            env=program.env,
             stdin=f"base64encode(jsonencode({{ {expression} }}))\n",
         )
     if done.code != 0:

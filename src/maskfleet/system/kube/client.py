@@ -11,7 +11,6 @@ import ssl
 import tempfile
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
-from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
 from maskfleet.errors import LaunchError
@@ -21,6 +20,12 @@ READ_S = 30.0
 REQUEST_S = 60.0  # a whole request, with the program that fetches credentials and kr8s's own retries
 SILENCE_S = 60.0  # a log stream without a byte for this long is reopened: its connection may be dead
 PAGE = 500
+REMEDIES = {  # by HTTP status
+    401: "log in again: refresh your AWS credentials, then `aws eks update-kubeconfig`",
+    403: "ask the cluster's administrators for this permission (docs/run-anywhere/eks/index.md lists all)",
+    404: "check the handle, its namespace and its context",
+    409: "somebody else is changing the same object; look at it and try again",
+}
 T = TypeVar("T")
 Json = dict[str, Any]
 
@@ -51,7 +56,7 @@ class Kube:
         self._keys.open()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
             if self._api is not None and self._api._session is not None:
                 self._runner.run(self._api._session.aclose())
@@ -61,7 +66,7 @@ class Kube:
 
     def version(self) -> str:
         """The version of the API server, such as v1.35.0."""
-        return self.run(self._version())
+        return str(self.run(self.ask("GET", "/version/"))["gitVersion"])
 
     def get(self, path: str, **params: str | int) -> Json | None:
         """The object at `path`; None if there is none."""
@@ -100,10 +105,7 @@ class Kube:
         """Lines of a log as they arrive, until it ends or is silent for SILENCE_S; ApiError if the stream breaks."""
         stream = self._lines(path, params)
         try:
-            while True:
-                line = self.run(_next_of(stream))
-                if line is None:
-                    return
+            while (line := self.run(_next_of(stream))) is not None:
                 yield line
         finally:
             self.run(stream.aclose())
@@ -137,11 +139,6 @@ class Kube:
         assert isinstance(data, dict)
         return data
 
-    async def _version(self) -> str:
-        api = await self.api()
-        async with translated(REQUEST_S):
-            return str((await api.version())["gitVersion"])
-
     async def _lines(self, path: str, params: dict[str, str | int]) -> AsyncGenerator[str, None]:
         import httpx
 
@@ -152,15 +149,11 @@ class Kube:
             translated(),
             api.call_api("GET", version="", base=base, url=name, params=params, stream=True, timeout=timeout) as answer,
         ):
-            lines = answer.aiter_lines()
-            while True:
-                try:
-                    line = await anext(lines, None)
-                except httpx.ReadTimeout:
-                    return  # the ranks may have nothing to log; the caller asks again if it wants more
-                if line is None:
-                    return
-                yield line
+            try:
+                async for line in answer.aiter_lines():
+                    yield line
+            except httpx.ReadTimeout:
+                return  # the ranks may have nothing to log; the caller asks again if it wants more
 
     async def _connect(self) -> Any:
         try:
@@ -243,18 +236,8 @@ async def translated(limit_s: float | None = None) -> AsyncIterator[None]:
 
 def refusal(status: int, words: str) -> ApiError:
     """The error for an answer with the HTTP status `status`."""
-    match status:
-        case 404:
-            return ApiError(words, status=404, remedy="check the handle, its namespace and its context")
-        case 401:
-            remedy = "log in again: refresh your AWS credentials, then `aws eks update-kubeconfig`"
-        case 403:
-            remedy = "ask the cluster's administrators for this permission (docs/run-anywhere/eks/index.md lists all)"
-        case 409:
-            remedy = "somebody else is changing the same object; look at it and try again"
-        case _:
-            remedy = "try again; if the error stays, look at the cluster's events"
-    return ApiError(f"the cluster refused: {words}" if status != 500 else words, status=status, remedy=remedy)
+    remedy = REMEDIES.get(status, "try again; if the error stays, look at the cluster's events")
+    return ApiError(words if status in (404, 500) else f"the cluster refused: {words}", status=status, remedy=remedy)
 
 
 async def _next_of(lines: AsyncIterator[str]) -> str | None:

@@ -6,6 +6,8 @@ It answers as a kube-apiserver does as far as maskfleet asks; tests/k8s tries th
 from __future__ import annotations
 
 import base64
+import contextlib
+import copy
 import json
 import re
 import socket
@@ -15,7 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -67,7 +68,7 @@ class FakeKube:
         self.requests: list[tuple[str, str]] = []  # method and path
         self.port = port
         self.connections: set[socket.socket] = set()
-        self._certificate = certificate
+        self.certificate = certificate
         self._server: ThreadingHTTPServer | None = None
         self.start()
         self.kubeconfig = folder / "kubeconfig"
@@ -76,29 +77,17 @@ class FakeKube:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
-    @property
-    def is_secure(self) -> bool:
-        return self._certificate is not None
-
-    @property
-    def url(self) -> str:
-        return f"{'https' if self.is_secure else 'http'}://127.0.0.1:{self.port}"
-
     def start(self) -> None:
-        fake = self
         self.stopped = threading.Event()
-
-        class Handler(_Handler):
-            api = fake
-
-        self._server = _Server(("127.0.0.1", self.port), Handler)
+        self._server = _Server(("127.0.0.1", self.port), type("Handler", (_Handler,), {"api": self}))
         self.port = self._server.server_address[1]
-        if self._certificate:
+        self.url = f"{'https' if self.certificate else 'http'}://127.0.0.1:{self.port}"
+        if self.certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(*self._certificate)
+            context.load_cert_chain(*self.certificate)
             self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
@@ -111,10 +100,8 @@ class FakeKube:
         self._server.server_close()
         self._server = None
         for connection in list(self.connections):
-            try:
+            with contextlib.suppress(OSError):  # the client was faster
                 connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue  # the client was faster
 
     def add(self, *things: Json) -> None:
         """Store objects under the paths that their kind, namespace and name give."""
@@ -172,8 +159,8 @@ class FakeKube:
 
     def _kubeconfig(self) -> Json:
         cluster: Json = {"server": self.url}
-        if self._certificate:
-            cluster["certificate-authority-data"] = base64.b64encode(self._certificate[0].read_bytes()).decode()
+        if self.certificate:
+            cluster["certificate-authority-data"] = base64.b64encode(self.certificate[0].read_bytes()).decode()
         context = {"cluster": "fake", "user": "me"}
         return {
             "apiVersion": "v1",
@@ -210,9 +197,26 @@ class _Handler(BaseHTTPRequestHandler):
         return
 
     def do_GET(self) -> None:
-        path, query = self._asked("GET")
-        if self._is_refused(path):
-            return
+        self.api.requests.append((self.command, self.path))
+        url = urlsplit(self.path)
+        path, query = unquote(url.path).rstrip("/"), parse_qs(url.query)
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
+        if path.endswith("selfsubjectaccessreviews"):
+            self._answer({**body, "status": {"allowed": self.api.allowed(body["spec"]["resourceAttributes"])}}, 201)
+        elif refusal := self._refusal(path):
+            self._fail(*refusal)
+        elif self.command == "POST":
+            self._create_pod(body)
+        elif self.command == "GET":
+            self._get(path, query)
+        elif self.api.delete(path):
+            self._answer({"kind": "Status", "status": "Success"})
+        else:
+            self._fail(404, f"{path} not found")
+
+    do_POST = do_DELETE = do_GET  # noqa: N815 - names that http.server looks for
+
+    def _get(self, path: str, query: dict[str, list[str]]) -> None:
         last = {name: values[-1] for name, values in query.items()}
         pod = path.rpartition("/")[0].rpartition("/")[2]
         if path == "/version":
@@ -230,49 +234,26 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._fail(404, f"{path} not found: the server could not find the requested resource")
 
-    def do_POST(self) -> None:
-        path, _ = self._asked("POST")
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if path.endswith("selfsubjectaccessreviews"):
-            body["status"] = {"allowed": self.api.allowed(body["spec"]["resourceAttributes"])}
-            self._answer(body, 201)
-        elif not self._is_refused(path):
-            assert body["kind"] == "Pod"
-            body["metadata"].setdefault("name", body["metadata"].get("generateName", "") + "abcde")
-            self.api.created_pods.append(json.loads(json.dumps(body)))
-            self.api.on_new_pod(body)
-            self.api.add(body)
-            self._answer(body, 201)
+    def _create_pod(self, pod: Json) -> None:
+        assert pod["kind"] == "Pod"
+        pod["metadata"].setdefault("name", pod["metadata"].get("generateName", "") + "abcde")
+        self.api.created_pods.append(copy.deepcopy(pod))
+        self.api.on_new_pod(pod)
+        self.api.add(pod)
+        self._answer(pod, 201)
 
-    def do_DELETE(self) -> None:
-        path, _ = self._asked("DELETE")
-        if self._is_refused(path):
-            return
-        if self.api.delete(path):
-            self._answer({"kind": "Status", "status": "Success"})
-        else:
-            self._fail(404, f"{path} not found")
-
-    def _asked(self, method: str) -> tuple[str, dict[str, list[str]]]:
-        self.api.requests.append((method, self.path))
-        url = urlsplit(self.path)
-        return unquote(url.path).rstrip("/"), parse_qs(url.query)
-
-    def _is_refused(self, path: str) -> bool:
-        """Whether the request was answered with an error: one that the test asked for, or 401 without the token.
+    def _refusal(self, path: str) -> tuple[int, str] | None:
+        """The error to answer with: one that the test asked for, or 401 without the token.
 
         Without TLS no token is needed: helm and kubectl do not send theirs then.
         """
-        status = self.api.refusal or self.api.broken.get(path, 0)
-        if self.api.is_secure and self.headers.get("Authorization") != f"Bearer {self.api.TOKEN}":
-            self._fail(401, "Unauthorized")
-        elif status:
-            self._fail(status, "it is broken")
-        elif any(path.startswith(prefix) for prefix in self.api.forbidden):
-            self._fail(403, f'{path} is forbidden: User "me" cannot do that: violates PodSecurity')
-        else:
-            return False
-        return True
+        if self.api.certificate and self.headers.get("Authorization") != f"Bearer {self.api.TOKEN}":
+            return 401, "Unauthorized"
+        if status := self.api.refusal or self.api.broken.get(path, 0):
+            return status, "it is broken"
+        if path.startswith(tuple(self.api.forbidden)):
+            return 403, f'{path} is forbidden: User "me" cannot do that: violates PodSecurity'
+        return None
 
     def _send_log(self, pod: str, query: dict[str, str]) -> None:
         key = f"{pod}/previous" if query.get("previous") == "true" else pod
@@ -302,7 +283,6 @@ class _Handler(BaseHTTPRequestHandler):
     def _chunk(self, text: str) -> None:
         data = text.encode()
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-        self.wfile.flush()
 
     def _fail(self, code: int, message: str) -> None:
         # kr8s opens a new connection after these two and does not close the one it had.
@@ -344,9 +324,7 @@ def _matches(thing: Json, query: dict[str, str]) -> bool:
         name, _, values = term.replace(" in (", "=").rstrip(")").partition("=")
         if labels.get(name) not in values.split(","):
             return False
-    for term in filter(None, query.get("fieldSelector", "").split(",")):
-        name, _, value = term.partition("=")
-        outer, _, inner = name.partition(".")
+    for outer, inner, value in re.findall(r"(\w+)\.(\w+)=([^,]*)", query.get("fieldSelector", "")):
         if thing[outer].get(inner) != value:
             return False
     return True
