@@ -173,5 +173,6 @@ def _stuck(kube: Kube, release: str, pod: Json) -> LaunchError:
     if reason is None:
         phase = pod.get("status", {}).get("phase")
         return LaunchError(f"pod {name}, which would read the files, is {phase}", remedy="try again")
-    what = f"pod {name}, which would read the files, does not start. {reason.meaning}"
-    return LaunchError(f"{what}\n{' '.join(reason.evidence.split())}", remedy=reason.next_step)
+    cause, evidence = reason
+    what = f"pod {name}, which would read the files, does not start. {cause.meaning}"
+    return LaunchError(f"{what}\n{evidence}", remedy=cause.next_step)

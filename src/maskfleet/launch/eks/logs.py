@@ -206,7 +206,7 @@ class _Follower:
         status, reason = status_from(snapshot), reason_of(snapshot)
         text = f"{status.state}: {status.detail}" if status.detail else str(status.state)
         if reason is not None:
-            text += f" ({reason.name}: {reason.meaning})"
+            text += f" ({reason[0].name}: {reason[0].meaning})"
         if text != self._last_explanation:
             self._last_explanation = text
             yield f"[launch]: {text}"
