@@ -15,9 +15,9 @@ from maskfleet.config.launch import SshLaunch
 from maskfleet.errors import LaunchError
 from maskfleet.launch.findings import Finding, Verdict, judged
 from maskfleet.launch.ssh import probe
-from maskfleet.launch.ssh.connect import Ask, Connection, ask_on_terminal, connect, parts_of
+from maskfleet.launch.ssh.connect import Ask, Connection, ask_on_terminal, connect
 from maskfleet.launch.ssh.hosts import hosts_of
-from maskfleet.launch.supervise.commands import bare_address, bracketed
+from maskfleet.launch.supervise.commands import address_parts, bracketed
 from maskfleet.launch.supervise.job_files import Host
 from maskfleet.system.process import remote_line
 
@@ -207,7 +207,7 @@ async def _reduce(launch: SshLaunch, able: list[tuple[Host, Connection]], hosts:
 async def _ask(launch: SshLaunch, connection: Connection, question: dict[str, Any]) -> tuple[dict[str, Any], float]:
     """(report of the probe on a host, seconds by which its clock is ahead of ours)."""
     root = launch.run_root.rstrip("/")
-    script = f"{root}/.maskfleet-probe-{parts_of(connection.address)[1]}.py"
+    script = f"{root}/.maskfleet-probe-{address_parts(connection.address)[1]}.py"
     if question["what"] == "facts":
         await connection.put(script, inspect.getsource(probe).encode())
     python = f"{launch.environment.rstrip('/')}/bin/python" if launch.environment else launch.python
@@ -225,4 +225,5 @@ async def _ask(launch: SshLaunch, connection: Connection, question: dict[str, An
 
 
 def _others(hosts: list[Host], own: Host) -> list[tuple[str, int]]:
-    return [(bare_address(host.address), parts_of(host.address)[2] or 22) for host in hosts if host != own]
+    parts = [address_parts(host.address) for host in hosts if host != own]
+    return [(name, port or 22) for _, name, port in parts]
