@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 
 from maskfleet.config.launch import EksLaunch
 from maskfleet.errors import LaunchError
 from maskfleet.launch.eks.mpijob import with_instance_facts
-from maskfleet.launch.eks.status import MPI
+from maskfleet.launch.eks.permission import if_permitted, is_permitted
+from maskfleet.launch.eks.status import MPI, seconds_since
 from maskfleet.launch.findings import Finding, Verdict, judged
 from maskfleet.system.kube.client import ApiError, Json, Kube
 
@@ -110,12 +110,10 @@ def amount(text: str) -> Decimal:
 def _visible(kube: Kube, path: str) -> list[Json] | None:
     """All objects of a list; None without permission to list them, empty if the kind does not exist."""
     try:
-        return kube.items(path)
+        return if_permitted(kube.items, path)
     except ApiError as error:
         if error.status == 404:
             return []
-        if error.status == 403:
-            return None
         raise
 
 
@@ -175,13 +173,10 @@ def _kind(kube: Kube) -> Finding:
 
 def _operator(kube: Kube) -> Finding:
     """Its lease shows whether it runs, wherever it is installed; a missing lease is no reason to refuse."""
-    try:
-        leases = kube.items("/apis/coordination.k8s.io/v1/leases", fieldSelector="metadata.name=mpi-operator")
-    except ApiError as error:
-        if error.status != 403:
-            raise
+    leases = if_permitted(kube.items, "/apis/coordination.k8s.io/v1/leases", fieldSelector="metadata.name=mpi-operator")
+    if leases is None:
         return _met("MPI operator", "not permitted to list leases")
-    ages = [_silence_s(lease) for lease in leases]
+    ages = [seconds_since(one.get("spec", {}).get("renewTime") or "1970-01-01T00:00:00Z") for one in leases]
     if not ages:
         found = "has no lease, but may run all the same"
         return Finding(CLUSTER, "MPI operator", Verdict.WARN, found, _FIND_OPERATOR)
@@ -189,11 +184,6 @@ def _operator(kube: Kube) -> Finding:
         found = f"lease not renewed for {min(ages):.0f} s"
         return _lacking("MPI operator", found, f"the MPI operator does not run: {found}", _FIND_OPERATOR)
     return _met("MPI operator", f"runs, lease renewed {max(0.0, min(ages)):.0f} s ago")
-
-
-def _silence_s(lease: Json) -> float:
-    renewed = str(lease.get("spec", {}).get("renewTime") or "1970-01-01T00:00:00Z").replace("Z", "+00:00")
-    return (datetime.now(UTC) - datetime.fromisoformat(renewed)).total_seconds()
 
 
 def _permissions(kube: Kube) -> Finding:
@@ -207,18 +197,6 @@ def _permissions(kube: Kube) -> Finding:
             "ask the cluster's administrator for these permissions (docs/run-anywhere/eks/index.md lists all)",
         )
     return _met("rights", "all that a launch needs")
-
-
-def is_permitted(kube: Kube, verb: str, group: str, kind: str, part: str = "") -> bool:
-    """Whether the user may do this in the namespace."""
-    asked = {"namespace": kube.namespace, "verb": verb, "group": group, "resource": kind, "subresource": part}
-    review = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": {name: value for name, value in asked.items() if value}},
-    }
-    answer = kube.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
-    return bool(answer.get("status", {}).get("allowed"))
 
 
 def _claim(kube: Kube, name: str) -> Finding:
@@ -247,10 +225,5 @@ def _binds_late(kube: Kube, claim: Json) -> bool:
     name = claim.get("spec", {}).get("storageClassName")
     if not name:
         return False
-    try:
-        found = kube.get(f"/apis/storage.k8s.io/v1/storageclasses/{name}")
-    except ApiError as error:
-        if error.status == 403:
-            return False
-        raise
+    found = if_permitted(kube.get, f"/apis/storage.k8s.io/v1/storageclasses/{name}")
     return found is not None and found.get("volumeBindingMode") == "WaitForFirstConsumer"

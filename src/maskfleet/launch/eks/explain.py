@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from maskfleet.launch.causes import Cause, causes_in, read_tables
-from maskfleet.launch.eks.status import JobSnapshot, age_s, condition, containers, ended, event_text
+from maskfleet.launch.eks.status import JobSnapshot, condition, containers, ended, event_text, seconds_since
 from maskfleet.launch.explain import SYMPTOMS, Explanation, explain_lines
 from maskfleet.launch.job import JobState, JobStatus
 from maskfleet.system.kube.client import Json
@@ -82,14 +82,17 @@ def _first(lines: list[str], *groups: str) -> Seen | None:
 
 def _operator(snapshot: JobSnapshot) -> Seen | None:
     job = snapshot.mpijob
-    if job is None or job.get("status", {}).get("conditions") or age_s(job) < TAKEN_UP_S:
+    if job is None or job.get("status", {}).get("conditions"):
+        return None
+    age_s = seconds_since(job["metadata"]["creationTimestamp"])
+    if age_s < TAKEN_UP_S:
         return None
     cause = Cause(
         "no operator",
         "No operator has handled the job since it was created: the MPI operator is not running.",
         "see `kubectl get deploy -A | grep mpi-operator`; deploy/helm/mpi-operator installs it",
     )
-    return cause, f"MPIJob {snapshot.release} has no conditions {age_s(job):.0f} s after it was created"
+    return cause, f"MPIJob {snapshot.release} has no conditions {age_s:.0f} s after it was created"
 
 
 def _lines(snapshot: JobSnapshot) -> Iterator[str]:

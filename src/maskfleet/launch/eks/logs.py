@@ -75,9 +75,6 @@ class _Reader:
         self.kube, self.release = kube, release
         self._last: dict[str, tuple[str, int]] = {}  # by pod and attempt: stamp of the last line, lines with that stamp
 
-    def mpijob(self) -> Json | None:
-        return mpijob_of(self.kube, self.release)
-
     def pods(self) -> list[Json]:
         """Pods of the launcher, oldest first."""
         selector = f"{JOB_LABEL}={self.release},{ROLE_LABEL}={LAUNCHER}"
@@ -157,7 +154,9 @@ class _Follower:
 
     def _round(self) -> Generator[str, None, bool]:
         """Read all new lines; returns whether the job is over."""
-        job = self._reader.mpijob()  # read before the logs, so that no line before the end is missed
+        job = mpijob_of(
+            self._reader.kube, self._reader.release
+        )  # read before the logs, so that no line before the end is missed
         pods = self._reader.pods()
         self._connected = True
         if self._silent_since is not None:

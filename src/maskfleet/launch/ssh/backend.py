@@ -79,20 +79,13 @@ class SshBackend(Backend):
             setup = [("ssh", first, "--", remote_line(make))]
         python = f"{folder.rstrip('/')}/bin/python"
         plan = Job(
-            name=job.name,
-            starter=launch.starter,
-            hosts=tuple(self.hosts),
-            min_nodes=job.min_nodes,
-            max_restarts=job.max_restarts,
-            port=launch.rendezvous_port,
-            cwd=root,
-            env={},
+            job.name, launch.starter, tuple(self.hosts), job.min_nodes, job.max_restarts, launch.rendezvous_port, root
         )
         files[f"{run_dir}/{RUN_FILE}{INCOMING}"] = job.run_yaml
         files[f"{run_dir}/{JOB_FILE}{INCOMING}"] = plan.to_json()
         ask = f'exec {quoted(python)} -m maskfleet.launch.supervise.status {quoted(run_dir)} "$@"'
-        files[f"{run_dir}/{REMOTE}"] = f"#!/bin/sh\n{ask}\n"
         remote = f"{run_dir}/{REMOTE}"
+        files[remote] = f"#!/bin/sh\n{ask}\n"
         check = remote_line([python, "-c", "import maskfleet.launch.supervise.supervisor, torch"])
         commands = [*setup, *(("ssh", host.address, "--", check) for host in self.hosts)]
         commands.append(("ssh", first, "--", remote_line(["sh", remote, "place"])))
