@@ -15,7 +15,7 @@ from maskfleet.cli.main import app
 
 REPOSITORY = Path(__file__).parent.parent
 PACKAGE = REPOSITORY / "src" / "maskfleet"
-PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")])
+PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"), *PACKAGE.rglob("*.toml")])
 DEPLOY = sorted(
     path
     for path in (REPOSITORY / "deploy").rglob("*")

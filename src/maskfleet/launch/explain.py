@@ -24,9 +24,9 @@ class Explanation:
     """One cause with its evidence; `cause` is None if no known cause matches."""
 
     cause: Cause | None
-    evidence: str
-    rank: int | None
-    trace: tuple[str, ...]
+    evidence: str = ""
+    rank: int | None = None
+    trace: tuple[str, ...] = ()
 
     def render(self) -> str:
         """The explanation as text."""
@@ -52,7 +52,7 @@ def explain_lines(lines: Iterable[str]) -> Explanation:
     own_reasons = [one for one in found if one[0].name not in SYMPTOMS]
     for cause, evidence in own_reasons or found:
         return Explanation(cause, evidence, rank, trace)
-    return Explanation(None, "", rank, trace)
+    return Explanation(None, rank=rank, trace=trace)
 
 
 def first_failure(lines: Sequence[str]) -> tuple[int | None, tuple[str, ...]]:

@@ -24,7 +24,13 @@ class Finding:
     verdict: Verdict
     found: str
     remedy: str = ""
+    refusal: str = ""  # why a launch is refused for it; empty if it is not
 
     def as_json(self) -> dict[str, str]:
-        data: dict[str, str] = dataclasses.asdict(self)
-        return data if self.host else {name: value for name, value in data.items() if name != "host"}
+        left_out = ("refusal",) if self.host else ("refusal", "host")
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in left_out}
+
+
+def judged(host: str, name: str, good: bool, found: str, remedy: str, bad: Verdict = Verdict.FAIL) -> Finding:
+    """A finding that is OK and needs no remedy if `good`, else `bad`."""
+    return Finding(host, name, Verdict.OK, found) if good else Finding(host, name, bad, found, remedy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from maskfleet.config.fields import nearest
@@ -27,10 +27,6 @@ class Instance:
     efa: int  # network interfaces with EFA; 0 where there is none
     usd_per_hour: float | None  # None where no list price is known
     priced_at: str = PRICES_OF
-
-    @property
-    def sagemaker_name(self) -> str:
-        return f"ml.{self.name}"
 
 
 def _rows(*rows: tuple[str, int, str, int, int, int, int, float | None]) -> dict[str, Instance]:
@@ -97,17 +93,14 @@ def instance_named(name: str, known: Mapping[str, Instance] = INSTANCES) -> Inst
 
 def with_overrides(file: Path, known: Mapping[str, Instance] = INSTANCES) -> dict[str, Instance]:
     """`known`, changed by a JSON file `{"p5.48xlarge": {"usd_per_hour": 50.0, "priced_at": "2026-11"}, …}`."""
+    remedy = "see docs/run-anywhere/launch.md for the form"
     try:
         rows = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         words = error.strerror if isinstance(error, OSError) else error
-        raise LaunchError(
-            f"cannot read {file}: {words}", remedy="see docs/run-anywhere/launch.md for the form"
-        ) from error
+        raise LaunchError(f"cannot read {file}: {words}", remedy=remedy) from error
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
-        raise LaunchError(
-            f"{file} is not a JSON object of instance types", remedy="see docs/run-anywhere/launch.md for the form"
-        )
+        raise LaunchError(f"{file} is not a JSON object of instance types", remedy=remedy)
     result = dict(known)
     types = {one.name: str(one.type) for one in fields(Instance)}
     for name, row in rows.items():
@@ -117,18 +110,13 @@ def with_overrides(file: Path, known: Mapping[str, Instance] = INSTANCES) -> dic
                     f"{file}: {name}: {key} = {value!r} is not a fact of an instance",
                     remedy=f"the facts are {', '.join(one for one in types if one != 'name')}",
                 )
-        base = _as_row(result[name]) if name in result else {"name": name, "priced_at": "?", "usd_per_hour": None}
+        base = asdict(result[name]) if name in result else {"name": name, "priced_at": "?", "usd_per_hour": None}
         missing = set(types) - set(base) - set(row)
         if missing:
-            raise LaunchError(
-                f"{file}: {name} lacks {', '.join(sorted(missing))}", remedy="name all facts of a new type"
-            )
+            lacks = f"{file}: {name} lacks {', '.join(sorted(missing))}"
+            raise LaunchError(lacks, remedy="name all facts of a new type")
         result[name] = Instance(**{**base, **row})
     return result
-
-
-def _as_row(instance: Instance) -> dict[str, object]:
-    return {one.name: getattr(instance, one.name) for one in fields(Instance)}
 
 
 def _fits(value: object, kind: str) -> bool:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 
 from maskfleet.config.launch import EksLaunch
 from maskfleet.errors import LaunchError
 from maskfleet.launch.eks.mpijob import with_instance_facts
-from maskfleet.launch.eks.status import MPI
-from maskfleet.launch.findings import Finding, Verdict
+from maskfleet.launch.eks.permission import if_permitted, is_permitted
+from maskfleet.launch.eks.status import MPI, seconds_since
+from maskfleet.launch.findings import Finding, Verdict, judged
 from maskfleet.system.kube.client import ApiError, Json, Kube
 
 GPU = "nvidia.com/gpu"
@@ -34,28 +33,19 @@ _UNITS = {"k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2*
 def examine_eks(launch: EksLaunch, *, which: Callable[[str], str | None] = shutil.which) -> list[Finding]:
     """Check the cluster that `launch` would use, without creating anything in it."""
     settled = with_instance_facts(launch)
-    findings = [_helm(which("helm"))]
+    helm = which("helm")
+    findings = [judged("here", "helm", helm is not None, helm or "not found", "install helm 3")]
     with Kube(context=launch.context, namespace=launch.namespace) as kube:
         try:
-            version = kube.get("/api/v1/namespaces", limit=1)
+            kube.get("/api/v1/namespaces", limit=1)
         except LaunchError as error:
             return [*findings, Finding(CLUSTER, "API", Verdict.FAIL, error.what, error.remedy)]
-        assert version is not None
         findings.append(Finding(CLUSTER, "API", Verdict.OK, "answers"))
-        for check in checks(kube, settled):
-            verdict = Verdict.FAIL if check.lack else Verdict.WARN if check.is_doubtful else Verdict.OK
-            findings.append(Finding(CLUSTER, check.name, verdict, check.found, check.remedy))
-        findings.append(_nodes(kube, settled))
+        findings += [*requirements(kube, settled), _nodes(kube, settled)]
         if settled.gpus:
             findings.append(_device_plugin(kube))
             findings.append(_quota(kube, settled.gpus * settled.nodes))
     return findings
-
-
-def _helm(found: str | None) -> Finding:
-    if found:
-        return Finding("here", "helm", Verdict.OK, found)
-    return Finding("here", "helm", Verdict.FAIL, "not found", "install helm 3")
 
 
 def _nodes(kube: Kube, launch: EksLaunch) -> Finding:
@@ -69,15 +59,12 @@ def _nodes(kube: Kube, launch: EksLaunch) -> Finding:
              if _makes(one, launch.instance)]  # fmt: skip
     if pools:
         return Finding(CLUSTER, name, Verdict.OK, f"{len(there)} now; pool {', '.join(sorted(pools))} provisions more")
-    if len(there) >= launch.nodes:
-        return Finding(CLUSTER, name, Verdict.OK, f"{len(there)} now")
-    return Finding(
-        CLUSTER,
-        name,
-        Verdict.WARN,
-        f"{len(there)} of {launch.nodes}, and no Karpenter pool provisions them",
-        "add the type to a pool of deploy/helm/gpu-nodes, or take another --instance; other autoscalers are not seen",
+    enough = len(there) >= launch.nodes
+    found = f"{len(there)} now" if enough else f"{len(there)} of {launch.nodes}, and no Karpenter pool provisions them"
+    remedy = (
+        "add the type to a pool of deploy/helm/gpu-nodes, or take another --instance; other autoscalers are not seen"
     )
+    return judged(CLUSTER, name, enough, found, remedy, Verdict.WARN)
 
 
 def _makes(pool: Json, instance: str) -> bool:
@@ -90,14 +77,13 @@ def _device_plugin(kube: Kube) -> Finding:
     daemons = _visible(kube, "/apis/apps/v1/daemonsets")
     if daemons is None:
         return Finding(CLUSTER, "NVIDIA device plugin", Verdict.WARN, "not permitted to list DaemonSets")
-    found = [one["metadata"]["name"] for one in daemons if "nvidia" in one["metadata"]["name"]]
-    if found:
-        return Finding(CLUSTER, "NVIDIA device plugin", Verdict.OK, ", ".join(sorted(found)))
-    nodes = _visible(kube, "/api/v1/nodes") or []
+    found = ", ".join(sorted(one["metadata"]["name"] for one in daemons if "nvidia" in one["metadata"]["name"]))
+    nodes = [] if found else _visible(kube, "/api/v1/nodes") or []
     if any(one.get("status", {}).get("allocatable", {}).get(GPU, "0") != "0" for one in nodes):
-        return Finding(CLUSTER, "NVIDIA device plugin", Verdict.OK, "nodes offer GPUs")
+        found = "nodes offer GPUs"
     remedy = "install it, which `maskfleet infra up eks` does (docs/run-anywhere/eks/addons.md)"
-    return Finding(CLUSTER, "NVIDIA device plugin", Verdict.FAIL, "no DaemonSet, and no node offers GPUs", remedy)
+    nothing = "no DaemonSet, and no node offers GPUs"
+    return judged(CLUSTER, "NVIDIA device plugin", bool(found), found or nothing, remedy)
 
 
 def _quota(kube: Kube, wanted: int) -> Finding:
@@ -108,9 +94,7 @@ def _quota(kube: Kube, wanted: int) -> Finding:
         if key in hard:
             free = amount(hard[key]) - amount(used.get(key, "0"))
             found = f"{quota['metadata']['name']}: {used.get(key, 0)} of {hard[key]} GPUs used, {wanted} wanted"
-            if free < wanted:
-                return Finding(CLUSTER, "quota", Verdict.FAIL, found, "wait, take fewer nodes, or raise the quota")
-            return Finding(CLUSTER, "quota", Verdict.OK, found)
+            return judged(CLUSTER, "quota", free >= wanted, found, "wait, take fewer nodes, or raise the quota")
     return Finding(CLUSTER, "quota", Verdict.OK, "none on GPUs")
 
 
@@ -126,28 +110,15 @@ def amount(text: str) -> Decimal:
 def _visible(kube: Kube, path: str) -> list[Json] | None:
     """All objects of a list; None without permission to list them, empty if the kind does not exist."""
     try:
-        return kube.items(path)
+        return if_permitted(kube.items, path)
     except ApiError as error:
         if error.status == 404:
             return []
-        if error.status == 403:
-            return None
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One requirement of a launch; `lack` says what is wrong, and is empty if it is met."""
-
-    name: str
-    found: str
-    lack: str = ""
-    remedy: str = ""
-    is_doubtful: bool = False  # no reason to refuse a launch, but worth a warning
-
-
-def checks(kube: Kube, launch: EksLaunch) -> Iterator[Check]:
-    """All requirements of a launch, in the order in which they depend on each other."""
+def requirements(kube: Kube, launch: EksLaunch) -> Iterator[Finding]:
+    """Whether each requirement of a launch is met, in the order in which they depend on each other."""
     yield _namespace(kube)
     yield _kind(kube)
     yield _operator(kube)
@@ -158,97 +129,81 @@ def checks(kube: Kube, launch: EksLaunch) -> Iterator[Check]:
 
 def refuse_unfit(kube: Kube, launch: EksLaunch) -> None:
     """Raise for the first requirement that is not met."""
-    for check in checks(kube, launch):
-        if check.lack:
-            raise LaunchError(check.lack, remedy=check.remedy)
+    for finding in requirements(kube, launch):
+        if finding.refusal:
+            raise LaunchError(finding.refusal, remedy=finding.remedy)
 
 
-def _namespace(kube: Kube) -> Check:
+def _met(name: str, found: str) -> Finding:
+    return Finding(CLUSTER, name, Verdict.OK, found)
+
+
+def _lacking(name: str, found: str, refusal: str, remedy: str) -> Finding:
+    return Finding(CLUSTER, name, Verdict.FAIL, found, remedy, refusal)
+
+
+def _namespace(kube: Kube) -> Finding:
     try:
         found = kube.get(f"/api/v1/namespaces/{kube.namespace}")
     except ApiError as error:
         if error.status != 403:
             raise
-        return Check("namespace", f"{kube.namespace}, not permitted to read it")
+        return _met("namespace", f"{kube.namespace}, not permitted to read it")
     if found is None:
-        return Check(
+        return _lacking(
             "namespace",
             "missing",
             f"the cluster has no namespace {kube.namespace}",
             f"`maskfleet infra up eks` makes it, or kubectl create namespace {kube.namespace}",
         )
-    return Check("namespace", kube.namespace)
+    return _met("namespace", kube.namespace)
 
 
-def _kind(kube: Kube) -> Check:
+def _kind(kube: Kube) -> Finding:
     served = kube.get(f"/apis/{MPI}")
     if served is None or not any(one["name"] == "mpijobs" for one in served.get("resources", [])):
-        return Check(
+        return _lacking(
             "MPIJob",
             "missing",
             "the cluster has no MPIJob resource: the MPI operator is not installed",
             "install deploy/helm/mpi-operator, which `maskfleet infra up eks` does",
         )
-    return Check("MPIJob", MPI)
+    return _met("MPIJob", MPI)
 
 
-def _operator(kube: Kube) -> Check:
+def _operator(kube: Kube) -> Finding:
     """Its lease shows whether it runs, wherever it is installed; a missing lease is no reason to refuse."""
-    try:
-        leases = kube.items("/apis/coordination.k8s.io/v1/leases", fieldSelector="metadata.name=mpi-operator")
-    except ApiError as error:
-        if error.status != 403:
-            raise
-        return Check("MPI operator", "not permitted to list leases")
-    ages = [_silence_s(lease) for lease in leases]
+    leases = if_permitted(kube.items, "/apis/coordination.k8s.io/v1/leases", fieldSelector="metadata.name=mpi-operator")
+    if leases is None:
+        return _met("MPI operator", "not permitted to list leases")
+    ages = [seconds_since(one.get("spec", {}).get("renewTime") or "1970-01-01T00:00:00Z") for one in leases]
     if not ages:
-        return Check("MPI operator", "has no lease, but may run all the same", remedy=_FIND_OPERATOR, is_doubtful=True)
+        found = "has no lease, but may run all the same"
+        return Finding(CLUSTER, "MPI operator", Verdict.WARN, found, _FIND_OPERATOR)
     if min(ages) > STALE_S:
-        last = f" for {min(ages):.0f} s"
-        return Check(
-            "MPI operator",
-            f"lease not renewed{last}",
-            f"the MPI operator does not run: lease not renewed{last}",
-            _FIND_OPERATOR,
-        )
-    return Check("MPI operator", f"runs, lease renewed {max(0.0, min(ages)):.0f} s ago")
+        found = f"lease not renewed for {min(ages):.0f} s"
+        return _lacking("MPI operator", found, f"the MPI operator does not run: {found}", _FIND_OPERATOR)
+    return _met("MPI operator", f"runs, lease renewed {max(0.0, min(ages)):.0f} s ago")
 
 
-def _silence_s(lease: Json) -> float:
-    renewed = str(lease.get("spec", {}).get("renewTime") or "1970-01-01T00:00:00Z").replace("Z", "+00:00")
-    return (datetime.now(UTC) - datetime.fromisoformat(renewed)).total_seconds()
-
-
-def _permissions(kube: Kube) -> Check:
+def _permissions(kube: Kube) -> Finding:
     lacking = [f"{verb} {kind}{f'/{part}' if part else ''}" for verb, group, kind, part in PERMISSIONS
                if not is_permitted(kube, verb, group, kind, part)]  # fmt: skip
     if lacking:
-        return Check(
+        return _lacking(
             "rights",
             f"lacks {', '.join(lacking)}",
             f"you may not {', '.join(lacking)} in namespace {kube.namespace}",
             "ask the cluster's administrator for these permissions (docs/run-anywhere/eks/index.md lists all)",
         )
-    return Check("rights", "all that a launch needs")
+    return _met("rights", "all that a launch needs")
 
 
-def is_permitted(kube: Kube, verb: str, group: str, kind: str, part: str = "") -> bool:
-    """Whether the user may do this in the namespace."""
-    asked = {"namespace": kube.namespace, "verb": verb, "group": group, "resource": kind, "subresource": part}
-    review = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": {name: value for name, value in asked.items() if value}},
-    }
-    answer = kube.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
-    return bool(answer.get("status", {}).get("allowed"))
-
-
-def _claim(kube: Kube, name: str) -> Check:
+def _claim(kube: Kube, name: str) -> Finding:
     claim = kube.get(kube.of_namespace("persistentvolumeclaims", name))
     what = f"volume claim {name}"
     if claim is None:
-        return Check(
+        return _lacking(
             what,
             "missing",
             f"namespace {kube.namespace} has no {what}",
@@ -256,8 +211,8 @@ def _claim(kube: Kube, name: str) -> Check:
         )
     phase = claim.get("status", {}).get("phase", "Pending")
     if phase == "Bound" or (phase == "Pending" and _binds_late(kube, claim)):
-        return Check(what, phase)
-    return Check(
+        return _met(what, phase)
+    return _lacking(
         what,
         phase,
         f"{what} is {phase}, not bound to a volume",
@@ -270,10 +225,5 @@ def _binds_late(kube: Kube, claim: Json) -> bool:
     name = claim.get("spec", {}).get("storageClassName")
     if not name:
         return False
-    try:
-        found = kube.get(f"/apis/storage.k8s.io/v1/storageclasses/{name}")
-    except ApiError as error:
-        if error.status == 403:
-            return False
-        raise
+    found = if_permitted(kube.get, f"/apis/storage.k8s.io/v1/storageclasses/{name}")
     return found is not None and found.get("volumeBindingMode") == "WaitForFirstConsumer"

@@ -3,114 +3,96 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from pathlib import Path
 
-from maskfleet.launch.causes import Cause
-from maskfleet.launch.eks.causes import CAPACITY, CONTAINER, ENDED, NO_NODE, NODE, REFUSED, VOLUME
-from maskfleet.launch.eks.status import JobSnapshot, age_s, condition, containers, ended, event_text
-from maskfleet.launch.explain import SYMPTOMS, explain_lines
+from maskfleet.launch.causes import Cause, causes_in, read_tables
+from maskfleet.launch.eks.status import JobSnapshot, condition, containers, ended, event_text, seconds_since
+from maskfleet.launch.explain import SYMPTOMS, Explanation, explain_lines
 from maskfleet.launch.job import JobState, JobStatus
 from maskfleet.system.kube.client import Json
 
 TAKEN_UP_S = 30.0  # a running operator has set conditions on a new job by then
+_CAUSES = {group: causes_in(rows) for group, rows in read_tables(Path(__file__).with_name("causes.toml")).items()}
+
+Seen = tuple[Cause, str]  # a cause and the line that shows it
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """One cause with its evidence."""
-
-    name: str
-    meaning: str
-    next_step: str
-    evidence: str
-
-    def render(self) -> str:
-        evidence = " ".join(self.evidence.split())
-        return f"cause: {self.name}. {self.meaning}\n  → {self.next_step}\n\nseen in: {evidence}"
+def reason_of(snapshot: JobSnapshot) -> Seen | None:
+    """The cause that shows in the cluster, with its evidence; None if only the logs of the ranks can tell."""
+    return _suspended(snapshot) or _memory(snapshot) or _stuck(snapshot) or _operator(snapshot)
 
 
-def reason_of(snapshot: JobSnapshot) -> Reason | None:
-    """The cause that shows in the cluster; None if only the logs of the ranks can tell."""
-    finders: tuple[Callable[[JobSnapshot], Reason | None], ...] = (_suspended, _memory, _stuck, _operator)
-    for find in finders:
-        reason = find(snapshot)
-        if reason is not None:
-            return reason
-    return None
-
-
-def _suspended(snapshot: JobSnapshot) -> Reason | None:
+def _suspended(snapshot: JobSnapshot) -> Seen | None:
     if snapshot.mpijob is None or not snapshot.mpijob["spec"].get("runPolicy", {}).get("suspend"):
         return None
     queue = snapshot.mpijob["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
-    said = next(
-        (line for line in _lines(snapshot) if re.search(r"QuotaReserved|Pending|Inadmissible|couldn't assign", line)),
-        "",
-    )
-    if queue:
-        return Reason(
-            "queued",
-            f"Kueue holds the job in queue {queue} until quota is available.",
-            f"wait, or look at `kubectl get workloads` and `kubectl describe localqueue {queue}`",
-            said or f"runPolicy.suspend is true, queue {queue}",
+    if not queue:
+        cause = Cause(
+            "suspended",
+            "The job is suspended, and nothing is set to resume it.",
+            "set runPolicy.suspend to false, or cancel and launch it again",
         )
-    return Reason(
-        "suspended",
-        "The job is suspended, and nothing is set to resume it.",
-        "set runPolicy.suspend to false, or cancel and launch it again",
-        "runPolicy.suspend is true",
+        return cause, "runPolicy.suspend is true"
+    said = (line for line in _lines(snapshot) if re.search(r"QuotaReserved|Pending|Inadmissible|couldn't assign", line))
+    cause = Cause(
+        "queued",
+        f"Kueue holds the job in queue {queue} until quota is available.",
+        f"wait, or look at `kubectl get workloads` and `kubectl describe localqueue {queue}`",
     )
+    return cause, " ".join(next(said, f"runPolicy.suspend is true, queue {queue}").split())
 
 
-def _memory(snapshot: JobSnapshot) -> Reason | None:
+def _memory(snapshot: JobSnapshot) -> Seen | None:
     for pod in snapshot.pods:
         for one in containers(pod):
             for state in (one.get("state", {}), one.get("lastState", {})):
                 if state.get("terminated", {}).get("reason") == "OOMKilled":
-                    limit = _memory_limit(pod, one["name"])
-                    return Reason(
+                    cause = Cause(
                         "host memory",
-                        f"The {one['name']} was killed: it exceeded its memory limit{limit}.",
+                        f"The {one['name']} was killed: it exceeded its memory limit{_memory_limit(pod, one['name'])}.",
                         "lower data.num_workers, take more memory (launch.memory_gib) or a larger --instance",
-                        f"pod {pod['metadata']['name']}: {one['name']} OOMKilled, "
-                        f"exit code {state['terminated'].get('exitCode')}",
                     )
+                    code = state["terminated"].get("exitCode")
+                    return cause, f"pod {pod['metadata']['name']}: {one['name']} OOMKilled, exit code {code}"
     return None
 
 
-def _stuck(snapshot: JobSnapshot) -> Reason | None:
+def _stuck(snapshot: JobSnapshot) -> Seen | None:
     lines = list(_lines(snapshot))
     is_over = snapshot.mpijob is not None and condition(snapshot.mpijob, "Succeeded") is not None
     if is_over or not (any(pod["status"].get("phase") == "Pending" for pod in snapshot.pods) or not snapshot.pods):
-        return _first(lines, NODE + CONTAINER + REFUSED + ENDED)
+        return _first(lines, "node", "container", "refused", "ended")
     return (
-        _first(lines, CONTAINER + REFUSED + VOLUME + NODE + ENDED)
+        _first(lines, "container", "refused", "volume", "node", "ended")
         # The latest event about capacity counts; the scheduler's repeated events about full nodes tell less.
-        or next((reason for line in lines if (reason := _first([line], CAPACITY)) is not None), None)
-        or _first(lines, NO_NODE)
+        or next((reason for line in lines if (reason := _first([line], "capacity")) is not None), None)
+        or _first(lines, "no_node")
     )
 
 
-def _first(lines: list[str], causes: tuple[Cause, ...]) -> Reason | None:
-    """The first of `causes` whose pattern matches any of `lines`."""
-    for cause in causes:
+def _first(lines: list[str], *groups: str) -> Seen | None:
+    """The first cause of `groups` whose pattern matches any of `lines`."""
+    for cause in (cause for group in groups for cause in _CAUSES[group]):
         found = next((line for line in lines if cause.pattern.search(line)), None)
         if found is not None:
-            return Reason(cause.name, cause.meaning, cause.next_step, found)
+            return cause, " ".join(found.split())
     return None
 
 
-def _operator(snapshot: JobSnapshot) -> Reason | None:
+def _operator(snapshot: JobSnapshot) -> Seen | None:
     job = snapshot.mpijob
-    if job is None or job.get("status", {}).get("conditions") or age_s(job) < TAKEN_UP_S:
+    if job is None or job.get("status", {}).get("conditions"):
         return None
-    return Reason(
+    age_s = seconds_since(job["metadata"]["creationTimestamp"])
+    if age_s < TAKEN_UP_S:
+        return None
+    cause = Cause(
         "no operator",
         "No operator has handled the job since it was created: the MPI operator is not running.",
         "see `kubectl get deploy -A | grep mpi-operator`; deploy/helm/mpi-operator installs it",
-        f"MPIJob {snapshot.release} has no conditions {age_s(job):.0f} s after it was created",
     )
+    return cause, f"MPIJob {snapshot.release} has no conditions {age_s:.0f} s after it was created"
 
 
 def _lines(snapshot: JobSnapshot) -> Iterator[str]:
@@ -189,13 +171,13 @@ def explained(snapshot: JobSnapshot, status: JobStatus, lines: list[str]) -> str
             own = explain_lines(lines)
             vague = own.cause is None or own.cause.name in SYMPTOMS
             parts = [head, *launcher_ends(snapshot)]
-            if reason is not None and (vague or reason.name == "host memory"):
-                return "\n".join([*parts, "", reason.render()])
-            also = [f"The cluster also says: {reason.name}. {reason.meaning}"] if reason is not None else []
+            if reason is not None and (vague or reason[0].name == "host memory"):
+                return "\n".join([*parts, "", Explanation(*reason).render()])
+            also = [f"The cluster also says: {reason[0].name}. {reason[0].meaning}"] if reason is not None else []
             return "\n".join([*parts, "", own.render(), *also])
         case _:
             parts = [head, *(f"{host.address}: {host.state}  {host.detail}".rstrip() for host in status.hosts)]
             parts += launcher_ends(snapshot)
             if reason is not None:
-                parts += ["", reason.render()]
+                parts += ["", Explanation(*reason).render()]
             return "\n".join([*parts, *(["", *map(event_text, snapshot.events[-5:])] if snapshot.events else [])])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from maskfleet.errors import ConfigError, LaunchError
@@ -15,7 +15,7 @@ from maskfleet.launch.eks.handle import launch_of
 from maskfleet.launch.eks.release import RunStorage, record_of, storage_of
 from maskfleet.launch.eks.status import JobSnapshot
 from maskfleet.launch.files.agent import RefusedError, parts_of
-from maskfleet.launch.files.transfer import AGENT, Report, RunFiles, Stream, Volume, ignore
+from maskfleet.launch.files.transfer import AGENT, Report, RunFiles, Volume, ignore
 from maskfleet.launch.job import JobHandle
 from maskfleet.system.kube.client import ApiError, Json, Kube
 from maskfleet.system.kube.exec import process_in
@@ -52,19 +52,15 @@ def volume_of(
     below = path.lstrip("/") if path.startswith("/") else f"{storage.folder}/{path}".rstrip("/")
     _refuse_escape(below)
     name = f"{release}-files-{secrets.token_hex(3)}"
-    pod_path = kube.of_namespace("pods", name)
     with interrupt_on_signals():
         kube.create(kube.of_namespace("pods"), pod_for(name, release, storage, writable=writable))
         try:
             report(f"starting pod {name}")
             _wait_for_start(kube, release, name, report=report)
-
-            def opener() -> AbstractAsyncContextManager[Stream]:
-                return process_in(kube, name, CONTAINER, ("python3", *AGENT))
-
+            opener = partial(process_in, kube, name, CONTAINER, ("python3", *AGENT))
             yield Volume(opener, {"root": storage.mount, "path": below})
         finally:
-            kube.delete(pod_path, grace_s=0)
+            kube.delete(kube.of_namespace("pods", name), grace_s=0)
 
 
 def _refuse_escape(path: str) -> None:
@@ -121,17 +117,9 @@ def pod_for(name: str, release: str, storage: RunStorage, *, writable: bool) -> 
     }
 
 
-def _wait_for_start(
-    kube: Kube,
-    release: str,
-    name: str,
-    *,
-    report: Report,
-    sleep: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
-) -> None:
+def _wait_for_start(kube: Kube, release: str, name: str, *, report: Report) -> None:
     """Wait until the pod runs; raise at once if it never will."""
-    deadline, said = clock() + START_S, ""
+    deadline, said = time.monotonic() + START_S, ""
     while True:
         pod = kube.get(kube.of_namespace("pods", name))
         if pod is None:
@@ -140,21 +128,18 @@ def _wait_for_start(
         if status.get("phase") == "Running":
             return
         waiting = [one.get("state", {}).get("waiting", {}).get("reason") for one in status.get("containerStatuses", [])]
-        is_stuck = any(reason not in STARTING for reason in waiting)
-        if is_stuck or status.get("phase") in ("Failed", "Succeeded"):
+        is_stuck = any(reason not in STARTING for reason in waiting) or status.get("phase") in ("Failed", "Succeeded")
+        if is_stuck or time.monotonic() > deadline:
             raise _stuck(kube, release, pod)
-        words = _waits_for(status)
+        words = _waits_for(status, waiting)
         if words not in ("", said):
             report(f"{name} waits: {words}")
             said = words
-        if clock() > deadline:
-            raise _stuck(kube, release, pod)
-        sleep(POLL_S)
+        time.sleep(POLL_S)
 
 
-def _waits_for(status: Json) -> str:
-    """What the scheduler or the container's state says about a pod that does not run yet."""
-    waiting = [one.get("state", {}).get("waiting", {}).get("reason") for one in status.get("containerStatuses", [])]
+def _waits_for(status: Json, waiting: list[str | None]) -> str:
+    """What the scheduler, or the containers' reasons for `waiting`, say about a pod that does not run yet."""
     unscheduled = [
         one.get("message") or one.get("reason", "")
         for one in status.get("conditions", [])
@@ -173,5 +158,6 @@ def _stuck(kube: Kube, release: str, pod: Json) -> LaunchError:
     if reason is None:
         phase = pod.get("status", {}).get("phase")
         return LaunchError(f"pod {name}, which would read the files, is {phase}", remedy="try again")
-    what = f"pod {name}, which would read the files, does not start. {reason.meaning}"
-    return LaunchError(f"{what}\n{' '.join(reason.evidence.split())}", remedy=reason.next_step)
+    cause, evidence = reason
+    what = f"pod {name}, which would read the files, does not start. {cause.meaning}"
+    return LaunchError(f"{what}\n{evidence}", remedy=cause.next_step)

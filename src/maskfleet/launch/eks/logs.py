@@ -75,9 +75,6 @@ class _Reader:
         self.kube, self.release = kube, release
         self._last: dict[str, tuple[str, int]] = {}  # by pod and attempt: stamp of the last line, lines with that stamp
 
-    def mpijob(self) -> Json | None:
-        return mpijob_of(self.kube, self.release)
-
     def pods(self) -> list[Json]:
         """Pods of the launcher, oldest first."""
         selector = f"{JOB_LABEL}={self.release},{ROLE_LABEL}={LAUNCHER}"
@@ -157,7 +154,9 @@ class _Follower:
 
     def _round(self) -> Generator[str, None, bool]:
         """Read all new lines; returns whether the job is over."""
-        job = self._reader.mpijob()  # read before the logs, so that no line before the end is missed
+        job = mpijob_of(
+            self._reader.kube, self._reader.release
+        )  # read before the logs, so that no line before the end is missed
         pods = self._reader.pods()
         self._connected = True
         if self._silent_since is not None:
@@ -206,7 +205,7 @@ class _Follower:
         status, reason = status_from(snapshot), reason_of(snapshot)
         text = f"{status.state}: {status.detail}" if status.detail else str(status.state)
         if reason is not None:
-            text += f" ({reason.name}: {reason.meaning})"
+            text += f" ({reason[0].name}: {reason[0].meaning})"
         if text != self._last_explanation:
             self._last_explanation = text
             yield f"[launch]: {text}"

@@ -61,15 +61,12 @@ def values_text(values: dict[str, Any]) -> str:
     """`values` as a YAML file, with the run file as a readable block."""
     run = values["run_yaml"]
     is_plain = run[:1].isalnum() and run.endswith("\n") and all(line.isprintable() for line in run.split("\n"))
-    return _dumped({**values, "run_yaml": LiteralScalarString(run)} if is_plain else values)
-
-
-def _dumped(values: dict[str, Any]) -> str:
+    readable = {**values, "run_yaml": LiteralScalarString(run)} if is_plain else values
     yaml = YAML(typ="rt")
     yaml.width = 4096
     yaml.default_flow_style = False
     buffer = io.StringIO()
-    yaml.dump({name: _quoted(value) for name, value in values.items()}, buffer)
+    yaml.dump(_quoted(readable), buffer)
     return buffer.getvalue()
 
 

@@ -83,8 +83,9 @@ class NotebookRelease:
     def install(self, values: Values) -> None:
         """Install or change it; values go through standard input, since other users can read a command line."""
         chart = str(deploy_path("helm", "notebook"))
-        command = ["upgrade", "--install", self.release.notebook, chart, "--values", "-"]
-        done = self._helm(*command, stdin=json.dumps(values))
+        done = self._helm(
+            "upgrade", "--install", self.release.notebook, chart, "--values", "-", stdin=json.dumps(values)
+        )
         if done.code != 0:
             raise LaunchError(
                 f"helm did not install {self.release.notebook}: {_error_output(done)}",
@@ -128,7 +129,7 @@ def serve(handle: JobHandle, options: NotebookOptions, *, run: Shell) -> None:
             NotebookRelease(release, run=run),
             image=options.image,
             instance=options.instance,
-            ask=_piped_password if options.password_stdin else lambda: _typed_password(options.say),
+            ask=lambda: _password(options),
             renew=options.new_password or options.password_stdin,
         )
 
@@ -164,11 +165,8 @@ def ensured(
     if current is None:
         wanted = values_for(notebook.run_values(), notebook.release.name, image=image, instance=instance)
     else:
-        wanted = {
-            **current,
-            **({"image": image} if image else {}),
-            **({"gpu_instance_type": instance} if instance else {}),
-        }
+        given = {"image": image, "gpu_instance_type": instance}
+        wanted = current | {name: value for name, value in given.items() if value}
     if current is None or renew:
         wanted |= {"user": USER, "htpasswd": bcrypt_hash(checked_password(ask())), "existing_secret": ""}
     notebook.install(wanted)
@@ -233,18 +231,16 @@ def checked_password(password: str) -> str:
     return password
 
 
-def _piped_password() -> str:
-    return sys.stdin.readline().rstrip("\r\n")
-
-
-def _typed_password(say: Callable[[str], None]) -> str:
-    """A password typed twice; for an empty one a random password is made and shown once."""
+def _password(options: NotebookOptions) -> str:
+    """A password from standard input, or typed twice; for an empty one a random password is made and shown once."""
+    if options.password_stdin:
+        return sys.stdin.readline().rstrip("\r\n")
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise LaunchError("there is no terminal to ask for a password", remedy="pipe one in, with --password-stdin")
     typed = getpass.getpass("Password for the notebook (empty: generate one): ")
     if not typed:
         made = random_password()
-        say(f"the password, shown only now: {made}")
+        options.say(f"the password, shown only now: {made}")
         return made
     checked_password(typed)
     if getpass.getpass("The same again: ") != typed:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from maskfleet.errors import LaunchError
-from maskfleet.system.kube.client import ApiError, Json, Kube
+from maskfleet.launch.eks.permission import if_permitted
+from maskfleet.system.kube.client import Json, Kube
 
 CHART = "train"
 
@@ -42,12 +43,7 @@ class RunStorage:
 
 def record_of(kube: Kube, release: str) -> ReleaseRecord | None:
     """The newest record of `release`; None if there is none, or without permission to read it."""
-    try:
-        secrets = kube.items(kube.of_namespace("secrets"), labelSelector=f"owner=helm,name={release}")
-    except ApiError as error:
-        if error.status == 403:
-            return None
-        raise
+    secrets = if_permitted(kube.items, kube.of_namespace("secrets"), labelSelector=f"owner=helm,name={release}")
     if not secrets:
         return None
     newest = max(secrets, key=lambda one: int(one["metadata"]["labels"].get("version", "0")))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from maskfleet.launch.eks.permission import if_permitted
 from maskfleet.launch.eks.release import CHART, ReleaseRecord, record_of
 from maskfleet.launch.job import HostStatus, JobState, JobStatus
 from maskfleet.system.kube.client import ApiError, Json, Kube
@@ -65,11 +65,12 @@ def take_snapshot(kube: Kube, release: str, *, with_tail: bool = True) -> JobSna
     pods = kube.items(kube.of_namespace("pods"), labelSelector=f"{JOB_LABEL}={release}")
     launcher = kube.get(kube.of_namespace("jobs", f"{release}-launcher", group="batch/v1"))
     snapshot = JobSnapshot(release, mpijob, launcher, pods, record=record)
-    names = sorted({name for pod in pods for name in _claims_of(pod)})
-    claims = [claim for name in names if (claim := _readable(kube, "persistentvolumeclaims", name)) is not None]
+    volumes = [volume for pod in pods for volume in pod.get("spec", {}).get("volumes", [])]
+    names = sorted({one["persistentVolumeClaim"]["claimName"] for one in volumes if "persistentVolumeClaim" in one})
+    claims = [if_permitted(kube.get, kube.of_namespace("persistentvolumeclaims", name)) for name in names]
     events = _events(kube, snapshot, {*names})
     tail = _tail(kube, snapshot) if with_tail else ()
-    return JobSnapshot(release, mpijob, launcher, pods, events, claims, record, tail)
+    return JobSnapshot(release, mpijob, launcher, pods, events, [one for one in claims if one], record, tail)
 
 
 def status_from(snapshot: JobSnapshot) -> JobStatus:
@@ -96,22 +97,19 @@ def _state(snapshot: JobSnapshot) -> tuple[JobState, str]:
         return (JobState.FAILED, _words(failed)) if failed is not None else (JobState.DONE, "")
     if snapshot.mpijob["metadata"].get("deletionTimestamp"):
         return JobState.RUNNING, "is being stopped"
-    if condition(snapshot.mpijob, "Suspended") is not None or snapshot.mpijob["spec"].get("runPolicy", {}).get(
-        "suspend"
-    ):
+    if condition(snapshot.mpijob, "Suspended") or snapshot.mpijob["spec"].get("runPolicy", {}).get("suspend"):
         queue = snapshot.mpijob["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
         return JobState.PENDING, f"waits in queue {queue}" if queue else "is suspended"
     if not snapshot.mpijob.get("status", {}).get("conditions"):
         return JobState.PENDING, "the MPI operator has not handled it yet"
     running = [pod for pod in snapshot.launchers if pod["status"].get("phase") == "Running"]
-    ready = sum(is_ready(pod) for pod in snapshot.workers)
+    ready = sum(condition(pod, "Ready") is not None for pod in snapshot.workers)
     if running:
         lost = snapshot.wanted_workers - ready
         return JobState.RUNNING, f"{lost} of {snapshot.wanted_workers} workers are not ready" if lost > 0 else ""
     if snapshot.launchers:
-        again = (
-            f"attempt {attempts(snapshot)} of the launcher is about to start" if attempts(snapshot) > 1 else "starts"
-        )
+        number = attempts(snapshot)
+        again = f"attempt {number} of the launcher is about to start" if number > 1 else "starts"
         return (JobState.RUNNING if condition(snapshot.mpijob, "Running") else JobState.PENDING), again
     return JobState.PENDING, f"{ready} of {snapshot.wanted_workers} workers are ready"
 
@@ -144,10 +142,6 @@ def condition(thing: Json, kind: str) -> Json | None:
             assert isinstance(one, dict)
             return one
     return None
-
-
-def is_ready(pod: Json) -> bool:
-    return condition(pod, "Ready") is not None
 
 
 def attempts(snapshot: JobSnapshot) -> int:
@@ -191,10 +185,9 @@ def event_time(event: Json) -> str:
     return str(stamp or event["metadata"].get("creationTimestamp") or "")[:19]
 
 
-def age_s(thing: Json, now: datetime | None = None) -> float:
-    """Seconds since `thing` was created."""
-    made = datetime.fromisoformat(str(thing["metadata"]["creationTimestamp"]).replace("Z", "+00:00"))
-    return ((now or datetime.now(UTC)) - made).total_seconds()
+def seconds_since(stamp: str) -> float:
+    """Seconds since a time stamp of the API."""
+    return (datetime.now(UTC) - datetime.fromisoformat(stamp)).total_seconds()
 
 
 def _host(pod: Json) -> HostStatus:
@@ -230,38 +223,14 @@ def _words(one: Json) -> str:
     return ": ".join(part for part in (one.get("reason"), str(one.get("message", "")).rstrip(": ")) if part)
 
 
-def _claims_of(pod: Json) -> Iterable[str]:
-    for volume in pod.get("spec", {}).get("volumes", []):
-        if "persistentVolumeClaim" in volume:
-            yield volume["persistentVolumeClaim"]["claimName"]
-
-
-def _readable(kube: Kube, kind: str, name: str) -> Json | None:
-    try:
-        return kube.get(kube.of_namespace(kind, name))
-    except ApiError as error:
-        if error.status == 403:
-            return None
-        raise
-
-
 def _events(kube: Kube, snapshot: JobSnapshot, more: set[str]) -> list[Json]:
     """Events about the job and its objects, oldest first; none without permission to read them."""
-    names = {
-        snapshot.release,
-        f"{snapshot.release}-launcher",
-        *more,
-        *(pod["metadata"]["name"] for pod in snapshot.pods),
-    }
-    deleted = re.compile(
-        rf"{re.escape(snapshot.release)}-(?:worker-\d+|launcher(?:-[a-z0-9]{{5}})?)|mpijob-{re.escape(snapshot.release)}-\w+"
-    )
-    try:
-        found = kube.items(kube.of_namespace("events"))
-    except ApiError as error:
-        if error.status == 403:
-            return []
-        raise
+    release = re.escape(snapshot.release)
+    names = {snapshot.release, *more, *(pod["metadata"]["name"] for pod in snapshot.pods)}
+    deleted = re.compile(rf"{release}-(?:worker-\d+|launcher(?:-[a-z0-9]{{5}})?)|mpijob-{release}-\w+")
+    found = if_permitted(kube.items, kube.of_namespace("events"))
+    if found is None:
+        return []
     about = [(one, str(one.get("involvedObject", {}).get("name", ""))) for one in found]
     own = [one for one, name in about if name in names or deleted.fullmatch(name)]
     return sorted([*own, *_node_events(kube, snapshot)], key=event_time)
@@ -273,13 +242,9 @@ def _node_events(kube: Kube, snapshot: JobSnapshot) -> list[Json]:
     since = str((snapshot.mpijob or {})["metadata"].get("creationTimestamp", ""))[:19]
     found: list[Json] = []
     for kind in ("Node", "NodeClaim"):
-        try:
-            # Events about cluster-scoped objects are in this namespace.
-            some = kube.items("/api/v1/namespaces/default/events", fieldSelector=f"involvedObject.kind={kind}")
-        except ApiError as error:
-            if error.status == 403:
-                return []
-            raise
+        # Events about cluster-scoped objects are in this namespace.
+        path = "/api/v1/namespaces/default/events"
+        some = if_permitted(kube.items, path, fieldSelector=f"involvedObject.kind={kind}") or []
         of_job = [one for one in some if kind == "NodeClaim" or one["involvedObject"].get("name") in nodes]
         found += [one for one in of_job if one.get("type") == "Warning" and event_time(one) >= since]
     return found

@@ -43,6 +43,22 @@ class Stream(Protocol):
         """All of `data`."""
 
 
+class Pipes:
+    """The Stream of an agent with a pipe for its standard input and another for its output, of asyncio or asyncssh."""
+
+    def __init__(self, stdin: Any, stdout: Any) -> None:
+        self._stdin, self._stdout = stdin, stdout
+
+    async def read(self) -> bytes:
+        data = await self._stdout.read(CHUNK)
+        assert isinstance(data, bytes)
+        return data
+
+    async def write(self, data: bytes) -> None:
+        self._stdin.write(data)
+        await self._stdin.drain()
+
+
 Opener = Callable[[], AbstractAsyncContextManager[Stream]]
 
 

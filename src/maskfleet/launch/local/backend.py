@@ -56,16 +56,8 @@ class LocalBackend(Backend):
 
     def render(self, job: JobSpec) -> Rendered:
         run_dir = self._run_dir(job.name)
-        plan = Job(
-            name=job.name,
-            starter="torchrun",
-            hosts=(Host("localhost", job.slots[0]),),
-            min_nodes=1,
-            max_restarts=job.max_restarts,
-            port=0,
-            cwd=str(self._cwd),
-            env={},
-        )
+        hosts = (Host("localhost", job.slots[0]),)
+        plan = Job(job.name, "torchrun", hosts, 1, max_restarts=job.max_restarts, port=0, cwd=str(self._cwd))
         command = (sys.executable, "-m", "maskfleet.launch.supervise.supervisor", str(run_dir), "0")
         return Rendered(job.name, {RUN_FILE: job.run_yaml, JOB_FILE: plan.to_json()}, (command,))
 

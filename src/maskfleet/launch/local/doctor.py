@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from maskfleet.launch.findings import Finding, Verdict
+from maskfleet.launch.findings import Finding, Verdict, judged
 
 MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 11)
@@ -28,9 +28,7 @@ def examine(folder: Path) -> list[Finding]:
 
 def _python() -> Finding:
     found = f"{platform.python_version()} on {platform.platform()}"
-    if sys.version_info >= MIN_PYTHON:
-        return Finding(HERE, "python", Verdict.OK, found)
-    return Finding(HERE, "python", Verdict.FAIL, found, "install Python 3.11 or newer")
+    return judged(HERE, "python", sys.version_info >= MIN_PYTHON, found, "install Python 3.11 or newer")
 
 
 def _torch_and_gpus() -> list[Finding]:
@@ -39,10 +37,7 @@ def _torch_and_gpus() -> list[Finding]:
     except (ImportError, OSError) as error:
         return [Finding(HERE, "torch", Verdict.FAIL, f"cannot be imported: {error}", "pip install 'torch>=2.11'")]
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    verdict = Verdict.OK if release >= MIN_TORCH else Verdict.FAIL
-    findings = [
-        Finding(HERE, "torch", verdict, torch.__version__, "" if verdict is Verdict.OK else "pip install 'torch>=2.11'")
-    ]
+    findings = [judged(HERE, "torch", release >= MIN_TORCH, torch.__version__, "pip install 'torch>=2.11'")]
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             card = torch.cuda.get_device_properties(index)
@@ -61,40 +56,26 @@ def _memory() -> Finding:
     if not info.exists():
         return Finding(HERE, "memory", Verdict.OK, "not measured on this system")
     rows = dict(line.split(":", 1) for line in info.read_text().splitlines())
-    available = int(rows["MemAvailable"].split()[0]) * 1024
-    return _free(
-        "memory", available, 4 * GIB, "close other programs, or lower train.images_per_gpu and data.num_workers"
-    )
+    remedy = "close other programs, or lower train.images_per_gpu and data.num_workers"
+    return _free("memory", int(rows["MemAvailable"].split()[0]) * 1024, 4 * GIB, remedy)
 
 
 def _disk(folder: Path) -> Finding:
     existing = next(path for path in [folder, *folder.resolve().parents] if path.exists())
-    free = shutil.disk_usage(existing).free
-    return _free(
-        f"disk at {folder}",
-        free,
-        10 * GIB,
-        "COCO needs about 25 GB and a run about 2 GB: free disk space, or use another disk",
-    )
+    remedy = "COCO needs about 25 GB and a run about 2 GB: free disk space, or use another disk"
+    return _free(f"disk at {folder}", shutil.disk_usage(existing).free, 10 * GIB, remedy)
 
 
 def _shared_memory() -> Finding:
     folder = Path("/dev/shm")  # noqa: S108 - only read
     if not folder.exists():
         return Finding(HERE, "shared memory", Verdict.OK, "no /dev/shm on this system")
-    return _free(
-        "shared memory",
-        shutil.disk_usage(folder).free,
-        GIB,
-        "enlarge /dev/shm (docker: --shm-size=8g), or set data.num_workers=0",
-    )
+    remedy = "enlarge /dev/shm (docker: --shm-size=8g), or set data.num_workers=0"
+    return _free("shared memory", shutil.disk_usage(folder).free, GIB, remedy)
 
 
 def _free(name: str, size: int, wanted: int, remedy: str) -> Finding:
-    found = f"{size / GIB:.1f} GiB free"
-    return (
-        Finding(HERE, name, Verdict.OK, found) if size >= wanted else Finding(HERE, name, Verdict.WARN, found, remedy)
-    )
+    return judged(HERE, name, size >= wanted, f"{size / GIB:.1f} GiB free", remedy, Verdict.WARN)
 
 
 def _package(name: str, purpose: str, remedy: str, required: bool) -> Finding:
@@ -106,11 +87,7 @@ def _package(name: str, purpose: str, remedy: str, required: bool) -> Finding:
 
 def _tool(name: str, purpose: str, remedy: str, which: Callable[[str], str | None] = shutil.which) -> Finding:
     found = which(name)
-    return (
-        Finding(HERE, name, Verdict.OK, found)
-        if found
-        else Finding(HERE, name, Verdict.WARN, f"not found; {purpose}", remedy)
-    )
+    return judged(HERE, name, found is not None, found or f"not found; {purpose}", remedy, Verdict.WARN)
 
 
 _BASE = "pip install maskfleet"

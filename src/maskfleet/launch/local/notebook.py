@@ -43,21 +43,11 @@ def servers_for(run_dir: Path, *, port: int, token: str | None = None) -> LocalS
     secret = token or secrets.token_urlsafe(24)
     here = "127.0.0.1"
     jupyter = (sys.executable, "-m", "jupyterlab", "--no-browser", f"--ServerApp.ip={here}", f"--ServerApp.port={port}")
-    board = (
-        sys.executable,
-        "-m",
-        "tensorboard.main",
-        "--logdir",
-        str(run_dir),
-        "--host",
-        here,
-        "--port",
-        str(port + 1),
-    )
+    board = ("-m", "tensorboard.main", "--logdir", str(run_dir), "--host", here, "--port", str(port + 1))
     as_root = ("--allow-root",) if os.geteuid() == 0 else ()
     return LocalServers(
         (*jupyter, "--ServerApp.port_retries=0", *as_root),
-        board,
+        (sys.executable, *board),
         f"http://{here}:{port}/lab?token={secret}",
         f"http://{here}:{port + 1}/",
         secret,

@@ -8,7 +8,7 @@ import inspect
 import json
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -79,20 +79,13 @@ class SshBackend(Backend):
             setup = [("ssh", first, "--", remote_line(make))]
         python = f"{folder.rstrip('/')}/bin/python"
         plan = Job(
-            name=job.name,
-            starter=launch.starter,
-            hosts=tuple(self.hosts),
-            min_nodes=job.min_nodes,
-            max_restarts=job.max_restarts,
-            port=launch.rendezvous_port,
-            cwd=root,
-            env={},
+            job.name, launch.starter, tuple(self.hosts), job.min_nodes, job.max_restarts, launch.rendezvous_port, root
         )
         files[f"{run_dir}/{RUN_FILE}{INCOMING}"] = job.run_yaml
         files[f"{run_dir}/{JOB_FILE}{INCOMING}"] = plan.to_json()
         ask = f'exec {quoted(python)} -m maskfleet.launch.supervise.status {quoted(run_dir)} "$@"'
-        files[f"{run_dir}/{REMOTE}"] = f"#!/bin/sh\n{ask}\n"
         remote = f"{run_dir}/{REMOTE}"
+        files[remote] = f"#!/bin/sh\n{ask}\n"
         check = remote_line([python, "-c", "import maskfleet.launch.supervise.supervisor, torch"])
         commands = [*setup, *(("ssh", host.address, "--", check) for host in self.hosts)]
         commands.append(("ssh", first, "--", remote_line(["sh", remote, "place"])))
@@ -168,44 +161,36 @@ class SshBackend(Backend):
 
     async def _query(self, handle: JobHandle, arguments: list[str]) -> str:
         """The output of the job's `remote` script on the first reachable host."""
-        connection = await self._first_host()
-        try:
+        with closing(await self._first_host()) as connection:
             done = await connection.run(_remote(handle, arguments))
-        finally:
-            connection.close()
         _refuse_unknown(done.code, handle)
         if done.code != 0:
-            raise LaunchError(
-                f"host {connection.address}: {done.err.strip() or done.out.strip()}", remedy="see `maskfleet status`"
-            )
+            said = done.err.strip() or done.out.strip()
+            raise LaunchError(f"host {connection.address}: {said}", remedy="see `maskfleet status`")
         return done.out.rstrip("\n")
 
     async def _lines(self, handle: JobHandle, *, follow: bool, rank: int | None) -> AsyncIterator[str]:
         """Lines of the log; if the host that sends them is lost, another one continues after the last line."""
         restarter = asyncio.create_task(self._restart_lost_hosts(handle)) if follow else None
+        options = [*(["--follow"] if follow else []), *([f"--rank={rank}"] if rank is not None else [])]
         after = ""
         try:
             while True:
-                connection = await self._first_host()
-                arguments = ["logs", f"--after={after}", *(["--follow"] if follow else [])]
-                arguments += [f"--rank={rank}"] if rank is not None else []
-                try:
-                    process = await connection.raw.create_process(
-                        _remote(handle, arguments), stdin=asyncssh.DEVNULL, errors="replace"
-                    )
-                    async for line in process.stdout:
-                        if not line:
-                            break  # the end comes as an empty line
-                        after, text = line[:27], line[28:].rstrip("\n")
-                        yield text
-                    await process.wait()
-                    if process.exit_status is not None and process.exit_status >= 0:
-                        _refuse_unknown(process.exit_status, handle)
-                        return
-                except (asyncssh.Error, OSError):
-                    await asyncio.sleep(1)
-                finally:
-                    connection.close()
+                line = _remote(handle, ["logs", f"--after={after}", *options])
+                with closing(await self._first_host()) as connection:
+                    try:
+                        process = await connection.raw.create_process(line, stdin=asyncssh.DEVNULL, errors="replace")
+                        async for text in process.stdout:
+                            if not text:
+                                break  # the end comes as an empty line
+                            after = text[:27]
+                            yield text[28:].rstrip("\n")
+                        await process.wait()
+                        if process.exit_status is not None and process.exit_status >= 0:
+                            _refuse_unknown(process.exit_status, handle)
+                            return
+                    except (asyncssh.Error, OSError):
+                        await asyncio.sleep(1)
         finally:
             if restarter is not None:
                 restarter.cancel()
@@ -222,11 +207,8 @@ class SshBackend(Backend):
                 await _each(self._restart(handle, index) for index in lost)
 
     async def _restart(self, handle: JobHandle, index: int) -> None:
-        connection = await self._connect(self.hosts[index].address)
-        try:
+        with closing(await self._connect(self.hosts[index].address)) as connection:
             await connection.run(_remote(handle, ["start", str(index)]))
-        finally:
-            connection.close()
 
     async def _cancel(self, handle: JobHandle) -> None:
         try:
@@ -243,11 +225,8 @@ class SshBackend(Backend):
                 raise result
 
     async def _stop(self, handle: JobHandle, index: int) -> None:
-        connection = await self._connect(self.hosts[index].address)
-        try:
+        with closing(await self._connect(self.hosts[index].address)) as connection:
             done = await connection.run(_remote(handle, ["stop", str(index)]), timeout_s=150)
-        finally:
-            connection.close()
         if done.code != 0:
             raise LaunchError(
                 f"host {connection.address}: {done.err.strip()}",
@@ -258,13 +237,10 @@ class SshBackend(Backend):
     async def _all_hosts(self) -> AsyncIterator[dict[str, Connection]]:
         """Connections to all hosts; the error names every host that fails."""
         opened = await asyncio.gather(*(self._connect(host.address) for host in self.hosts), return_exceptions=True)
-        good = [one for one in opened if isinstance(one, Connection)]
-        try:
+        with contextlib.ExitStack() as stack:
+            good = [stack.enter_context(closing(one)) for one in opened if isinstance(one, Connection)]
             _raise_all([one for one in opened if isinstance(one, BaseException)])
             yield {one.address: one for one in good}
-        finally:
-            for one in good:
-                one.close()
 
     async def _first_host(self) -> Connection:
         """A connection to the first reachable host."""

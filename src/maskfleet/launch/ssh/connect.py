@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import socket
 import sys
 from collections.abc import Callable
@@ -14,11 +13,11 @@ from typing import Any
 import asyncssh
 
 from maskfleet.errors import LaunchError
+from maskfleet.launch.supervise.commands import address_parts
 from maskfleet.system.process import Finished
 
 CONNECT_S = 15
 Ask = Callable[[str], bool]
-_ADDRESS = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?")
 
 
 def ask_on_terminal(question: str) -> bool:
@@ -97,10 +96,9 @@ async def connect(address: str, *, accept_new: bool = False, ask: Ask = ask_on_t
 
 
 async def _connect(address: str) -> Connection:
-    user, host, port = parts_of(address)
-    options: dict[str, Any] = {"username": user} if user is not None else {}
-    if port is not None:
-        options["port"] = port
+    user, host, port = address_parts(address)
+    given = {"username": user, "port": port}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     try:
         raw = await asyncio.wait_for(
             asyncssh.connect(host, connect_timeout=CONNECT_S, login_timeout=CONNECT_S, keepalive_interval=5, **options),
@@ -125,12 +123,13 @@ async def _connect(address: str) -> Connection:
 
 async def _learn_key(address: str, *, accept_new: bool, ask: Ask, reason: Exception) -> None:
     """Add the key of a new host to the known hosts if the user accepts it; a changed key is an error."""
-    _, name, given_port = parts_of(address)
+    _, name, given_port = address_parts(address)
     port_option: dict[str, Any] = {"port": given_port} if given_port else {}
-    own_config = Path.home() / ".ssh" / "config"
-    config = [str(own_config)] if own_config.exists() else []
-    options = asyncssh.SSHClientConnectionOptions(host=name, config=config, **port_option)
-    host, port, file = options.host, options.port, known_hosts_file()  # aliases of ~/.ssh/config resolved
+    folder = Path.home() / ".ssh"
+    config, file = folder / "config", folder / "known_hosts"
+    files = [str(config)] if config.exists() else []
+    options = asyncssh.SSHClientConnectionOptions(host=name, config=files, **port_option)
+    host, port = options.host, options.port  # aliases of ~/.ssh/config resolved
     if _is_known(file, host, port):
         raise LaunchError(
             f"the key of host {address} is not the one it had before: {reason}",
@@ -168,19 +167,6 @@ def _is_known(file: Path, host: str, port: int) -> bool:
     return any(
         any(asyncssh.match_known_hosts(str(file), host, one, None if port == 22 else port)[:3]) for one in addresses
     )
-
-
-def known_hosts_file() -> Path:
-    return Path.home() / ".ssh" / "known_hosts"
-
-
-def parts_of(address: str) -> tuple[str | None, str, int | None]:
-    """(user, host, port) of `user@host:port`."""
-    match = _ADDRESS.fullmatch(address)
-    if match is None:
-        raise LaunchError(f"{address!r} is not a host", remedy="write host, user@host or user@host:port")
-    port = int(match["port"]) if match["port"] else None
-    return match["user"], match["host"].strip("[]"), port
 
 
 def _reason(error: BaseException) -> str:

@@ -9,15 +9,15 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from maskfleet.config.launch import SshLaunch
 from maskfleet.errors import LaunchError
-from maskfleet.launch.findings import Finding, Verdict
+from maskfleet.launch.findings import Finding, Verdict, judged
 from maskfleet.launch.ssh import probe
-from maskfleet.launch.ssh.connect import Ask, Connection, ask_on_terminal, connect, parts_of
+from maskfleet.launch.ssh.connect import Ask, Connection, ask_on_terminal, connect
 from maskfleet.launch.ssh.hosts import hosts_of
-from maskfleet.launch.supervise.commands import bare_address, bracketed
+from maskfleet.launch.supervise.commands import address_parts, bracketed
 from maskfleet.launch.supervise.job_files import Host
 from maskfleet.system.process import remote_line
 
@@ -25,6 +25,7 @@ GIB = 2**30
 MIN_PYTHON = (3, 11)
 SKEW_S = 2.0
 REDUCE_S = 40
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +48,7 @@ async def _examine(launch: SshLaunch, data: str | None, ask: Ask) -> list[Findin
         *(connect(host.address, accept_new=launch.accept_new_host_keys, ask=ask) for host in hosts),
         return_exceptions=True,
     )
-    findings, good = [], []
-    for host, one in zip(hosts, opened, strict=True):
-        if isinstance(one, LaunchError):
-            findings.append(Finding(host.address, "login", Verdict.FAIL, one.what, one.remedy))
-        elif isinstance(one, BaseException):
-            raise one
-        else:
-            good.append((host, one))
-            findings.append(Finding(host.address, "login", Verdict.OK, "key and host key accepted"))
+    findings, good = _sorted_out("login", hosts, opened, ok="key and host key accepted")
     try:
         return findings + await _examine_reached(launch, data, hosts, good)
     finally:
@@ -72,14 +65,8 @@ async def _examine_reached(
         *(_ask(launch, connection, asked | {"others": _others(hosts, host)}) for host, connection in good),
         return_exceptions=True,
     )
-    findings, facts = [], []
-    for (host, _), answer in zip(good, answers, strict=True):
-        if isinstance(answer, LaunchError):
-            findings.append(Finding(host.address, "python", Verdict.FAIL, answer.what, answer.remedy))
-        elif isinstance(answer, BaseException):
-            raise answer
-        else:
-            facts.append(Facts(host, answer[0], answer[1]))
+    findings, told = _sorted_out("python", [host for host, _ in good], answers)
+    facts = [Facts(host, report, skew_s) for host, (report, skew_s) in told]
     for one in facts:
         findings += judge_host(one, needs_data=data is not None)
     findings += judge_together(facts)
@@ -87,14 +74,25 @@ async def _examine_reached(
     if len(able) > 1:
         findings.append(await _shared(launch, able))
     if len(able) == len(hosts) and all(one.report["torch"] for one in facts):
-        findings.append(await _reduce(launch, able, hosts))
-    else:
-        findings.append(
-            Finding(
-                "all", "all-reduce", Verdict.FAIL, "not tried", "fix the hosts that fail first; all must have torch"
-            )
-        )
-    return findings
+        return [*findings, await _reduce(launch, able, hosts)]
+    remedy = "fix the hosts that fail first; all must have torch"
+    return [*findings, Finding("all", "all-reduce", Verdict.FAIL, "not tried", remedy)]
+
+
+def _sorted_out(
+    name: str, hosts: Sequence[Host], results: Sequence[T | BaseException], *, ok: str = ""
+) -> tuple[list[Finding], list[tuple[Host, T]]]:
+    """(findings `name` about hosts that failed, and with `ok` about the others; results of the others)."""
+    findings, good = [], []
+    for host, one in zip(hosts, results, strict=True):
+        if isinstance(one, LaunchError):
+            findings.append(Finding(host.address, name, Verdict.FAIL, one.what, one.remedy))
+        elif isinstance(one, BaseException):
+            raise one
+        else:
+            good.append((host, one))
+            findings += [Finding(host.address, name, Verdict.OK, ok)] if ok else []
+    return findings, good
 
 
 def judge_host(facts: Facts, *, needs_data: bool) -> list[Finding]:
@@ -123,17 +121,15 @@ def judge_host(facts: Facts, *, needs_data: bool) -> list[Finding]:
     if needs_data:
         there = report["data"] is not None
         rows.append(("data", there, Verdict.FAIL, report["data"] or "not there", "stage the data there"))
-    findings = [Finding(name, what, Verdict.OK if good else bad, found, "" if good else remedy)
-                for what, good, bad, found, remedy in rows]  # fmt: skip
+    findings = [judged(name, what, good, found, remedy, bad) for what, good, bad, found, remedy in rows]
     return findings + _judge_gpus(facts)
 
 
 def _judge_gpus(facts: Facts) -> list[Finding]:
     name, gpus = facts.host.address, facts.report["gpus"]
     if not gpus:
-        return [
-            Finding(name, "gpu", Verdict.WARN, "none seen", "training works on the CPU, slowly; install the driver")
-        ]
+        remedy = "training works on the CPU, slowly; install the driver"
+        return [Finding(name, "gpu", Verdict.WARN, "none seen", remedy)]
     findings = []
     if len(gpus) < facts.host.slots:
         what = f"{len(gpus)} GPUs for {facts.host.slots} slots"
@@ -163,12 +159,11 @@ def judge_together(facts: Sequence[Facts]) -> list[Finding]:
     findings = []
     for name, of, remedy in questions:
         values = {one.host.address: of(one.report) for one in facts}
-        if len({str(value) for value in values.values()}) == 1:
-            findings.append(Finding("all", name, Verdict.OK, str(next(iter(values.values())) or "none")))
-        else:
-            differing = ", ".join(f"{host}: {value}" for host, value in values.items())
-            verdict = Verdict.WARN if name == "same gpus" else Verdict.FAIL
-            findings.append(Finding("all", name, verdict, differing, remedy))
+        same = len({str(value) for value in values.values()}) == 1
+        differing = ", ".join(f"{host}: {value}" for host, value in values.items())
+        found = str(next(iter(values.values())) or "none") if same else differing
+        bad = Verdict.WARN if name == "same gpus" else Verdict.FAIL
+        findings.append(judged("all", name, same, found, remedy, bad))
     return findings
 
 
@@ -192,32 +187,17 @@ async def _reduce(launch: SshLaunch, able: list[tuple[Host, Connection]], hosts:
     addresses = await asyncio.gather(
         *(_ask(launch, one, {"what": "address", "others": _others(hosts, host)}) for host, one in able)
     )
-    first = addresses[0][0]["address"]
-    endpoint = f"{bracketed(first)}:{launch.rendezvous_port + 20}"
+    endpoint = f"{bracketed(addresses[0][0]['address'])}:{launch.rendezvous_port + 20}"
+    asked = {"what": "reduce", "nodes": len(able), "endpoint": endpoint, "timeout_s": REDUCE_S}
     answers = await asyncio.gather(
         *(
-            _ask(
-                launch,
-                connection,
-                {
-                    "what": "reduce",
-                    "nodes": len(able),
-                    "slots": host.slots,
-                    "endpoint": endpoint,
-                    "address": address["address"],
-                    "is_host": index == 0,
-                    "timeout_s": REDUCE_S,
-                },
-            )
+            _ask(launch, connection, asked | address | {"slots": host.slots, "is_host": index == 0})
             for index, ((host, connection), (address, _)) in enumerate(zip(able, addresses, strict=True))
         )
     )
-    errors = [
-        f"{host.address}: {said['error']}"
-        for (host, _), (said, _) in zip(able, answers, strict=True)
-        if "error" in said
-    ]
-    measured = next((said for said, _ in answers if "gb_per_s" in said), None)
+    said = [(host.address, answer) for (host, _), (answer, _) in zip(able, answers, strict=True)]
+    errors = [f"{address}: {answer['error']}" for address, answer in said if "error" in answer]
+    measured = next((answer for _, answer in said if "gb_per_s" in answer), None)
     remedy = "open all TCP ports between the hosts; see whether their versions of torch are equal"
     if errors or measured is None or not measured["right"]:
         return Finding("all", "all-reduce", Verdict.FAIL, "; ".join(errors) or "a wrong sum", remedy)
@@ -227,7 +207,7 @@ async def _reduce(launch: SshLaunch, able: list[tuple[Host, Connection]], hosts:
 async def _ask(launch: SshLaunch, connection: Connection, question: dict[str, Any]) -> tuple[dict[str, Any], float]:
     """(report of the probe on a host, seconds by which its clock is ahead of ours)."""
     root = launch.run_root.rstrip("/")
-    script = f"{root}/.maskfleet-probe-{parts_of(connection.address)[1]}.py"
+    script = f"{root}/.maskfleet-probe-{address_parts(connection.address)[1]}.py"
     if question["what"] == "facts":
         await connection.put(script, inspect.getsource(probe).encode())
     python = f"{launch.environment.rstrip('/')}/bin/python" if launch.environment else launch.python
@@ -245,4 +225,5 @@ async def _ask(launch: SshLaunch, connection: Connection, question: dict[str, An
 
 
 def _others(hosts: list[Host], own: Host) -> list[tuple[str, int]]:
-    return [(bare_address(host.address), parts_of(host.address)[2] or 22) for host in hosts if host != own]
+    parts = [address_parts(host.address) for host in hosts if host != own]
+    return [(name, port or 22) for _, name, port in parts]

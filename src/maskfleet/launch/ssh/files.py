@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 
 import asyncssh
 
 from maskfleet.errors import ConnectionBrokenError
-from maskfleet.launch.files.transfer import AGENT, RunFiles, Stream, Volume
+from maskfleet.launch.files.transfer import AGENT, Pipes, RunFiles, Stream, Volume
 from maskfleet.launch.job import JobHandle
 from maskfleet.launch.ssh.connect import connect
 from maskfleet.system.process import remote_line
@@ -33,25 +32,9 @@ async def _agent_on(host: str) -> AsyncIterator[Stream]:
     try:
         line = remote_line(["python3", *AGENT])
         async with connection.raw.create_process(line, encoding=None, stderr=asyncssh.DEVNULL) as process:
-            yield _SshProcess(process)
+            yield Pipes(process.stdin, process.stdout)
             process.terminate()
     except (asyncssh.Error, OSError) as error:
         raise ConnectionBrokenError(f"the connection to {host} broke: {error}", remedy="try again") from error
     finally:
         connection.close()
-
-
-class _SshProcess:
-    """Standard input and output of an agent on a host."""
-
-    def __init__(self, process: Any) -> None:
-        self._process = process
-
-    async def read(self) -> bytes:
-        data = await self._process.stdout.read(1 << 16)
-        assert isinstance(data, bytes)
-        return data
-
-    async def write(self, data: bytes) -> None:
-        self._process.stdin.write(data)
-        await self._process.stdin.drain()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from maskfleet.launch.supervise.job_files import Endpoint, Host, Job
+from maskfleet.errors import LaunchError
+from maskfleet.launch.supervise.job_files import Endpoint, Job
 from maskfleet.launch.supervise.processes import JOB_VARIABLE, job_id
 from maskfleet.system.network import interface_with
 
@@ -15,6 +17,7 @@ PORTS = 16  # each new rendezvous takes the next port: the previous one may stil
 JOIN_S = 600  # how long the remaining hosts wait for enough others
 LOCK_S = 180  # a file server takes a minute or two to release the locks of a dead machine
 SAVE_GRACE_S = 60  # grace period for a rank to save after SIGTERM
+_ADDRESS = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?")
 
 
 def environment(job: Job, run_dir: Path, index: int, base: Mapping[str, str]) -> dict[str, str]:
@@ -61,14 +64,13 @@ def mpirun(job: Job, run_dir: Path, logs: Path, *, hosts: Mapping[int, str], gen
     hostfile.write_text("".join(f"{address} slots={job.hosts[index].slots}\n" for index, address in hosts.items()))
     slots = sum(job.hosts[index].slots for index in hosts)
     first = next(iter(hosts.values()))
-    passed = ["PATH", "PYTHONUNBUFFERED", *sorted(job.env)]
     argv = ["mpirun", "--hostfile", str(hostfile), "-np", str(slots), "--bind-to", "none", "--map-by", "slot"]
     argv += ["--tag-output", "--output-filename", str(logs), "--mca", "plm_rsh_no_tree_spawn", "1"]
     argv += ["--mca", "plm_rsh_args", "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5"]
     argv += ["--mca", "orte_launch_agent", f"env {JOB_VARIABLE}={job_id(run_dir)} orted"]
     argv += ["--mca", "btl", "tcp,self"]
     argv += ["-x", f"MASTER_ADDR={first}", "-x", f"MASTER_PORT={port_of(job, generation)}"]
-    for name in passed:
+    for name in ("PATH", "PYTHONUNBUFFERED", *sorted(job.env)):
         argv += ["-x", name]
     return [*argv, sys.executable, "-m", "maskfleet.launch.supervise.rank", str(run_dir)]
 
@@ -78,12 +80,17 @@ def port_of(job: Job, generation: int) -> int:
     return job.port + generation % PORTS
 
 
+def address_parts(address: str) -> tuple[str | None, str, int | None]:
+    """(user, host, SSH port) of `user@host:port`."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        raise LaunchError(f"{address!r} is not a host", remedy="write host, user@host or user@host:port")
+    return match["user"], match["host"].strip("[]"), int(match["port"]) if match["port"] else None
+
+
 def bare_address(address: str) -> str:
     """`user@host:port` without user and SSH port."""
-    host = address.rpartition("@")[2]
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0] if host.count(":") == 1 else host
+    return address_parts(address)[1]
 
 
 def bracketed(address: str) -> str:
@@ -92,8 +99,7 @@ def bracketed(address: str) -> str:
 
 def local_address(job: Job, index: int) -> str:
     """The address at which the other hosts reach host `index`, which is this one: the source of its route to them."""
-    others: list[Host] = [host for number, host in enumerate(job.hosts) if number != index]
-    for other in others:
+    for other in (host for number, host in enumerate(job.hosts) if number != index):
         try:
             family, kind, _, _, target = socket.getaddrinfo(bare_address(other.address), 9, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, kind) as probe:

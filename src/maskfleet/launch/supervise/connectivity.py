@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from maskfleet.launch.supervise.commands import bare_address
+from maskfleet.launch.supervise.commands import address_parts
 from maskfleet.launch.supervise.job_files import Job, JobFolder
 
 PROBE_S = 3.0
@@ -45,10 +45,9 @@ class Connectivity:
 
     def _answers(self, host: int) -> bool:
         heartbeat = self._folder.heartbeat(host)
-        port = self._job.hosts[host].address.rpartition(":")[2]
-        address = heartbeat.address if heartbeat is not None else bare_address(self._job.hosts[host].address)
+        _, name, port = address_parts(self._job.hosts[host].address)
         try:
-            with socket.create_connection((address, int(port) if port.isdigit() else SSH_PORT), timeout=1):
+            with socket.create_connection((heartbeat.address if heartbeat else name, port or SSH_PORT), timeout=1):
                 return True
         except ConnectionRefusedError:
             return True  # a host that refuses the connection is up

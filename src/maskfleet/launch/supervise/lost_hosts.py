@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from maskfleet.launch.supervise.job_files import Heartbeat, Job, JobFolder
+from maskfleet.launch.supervise.job_files import Job, JobFolder
 
 HEARTBEAT_S = 2.0
 LOST_S = 16.0  # eight missed heartbeats: a host that is only busy does not miss that many
@@ -17,15 +17,11 @@ class HostMonitor:
 
     def __init__(self, folder: JobFolder, job: Job, index: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._job, self._index, self._clock = folder, job, index, clock
-        now = clock()
-        self._started_at = now
-        self._heartbeats: dict[int, Heartbeat | None] = {}
+        self._started_at = clock()
+        # They may be old: only a change shows that a host is alive.
+        self._heartbeats = {other: folder.heartbeat(other) for other in self.others()}
         self._changed_at: dict[int, float] = {}
         self._lost: set[int] = set()
-        for other in self.others():
-            self._heartbeats[other] = folder.heartbeat(
-                other
-            )  # may be an old one: only a change shows that a host is alive
 
     def others(self) -> list[int]:
         return [index for index in range(len(self._job.hosts)) if index != self._index]

@@ -12,13 +12,22 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
 from maskfleet.errors import MaskfleetError
 from maskfleet.launch.supervise.child import Child, write_line
-from maskfleet.launch.supervise.commands import JOIN_S, SAVE_GRACE_S, environment, local_address, mpirun, torchrun
+from maskfleet.launch.supervise.commands import (
+    JOIN_S,
+    SAVE_GRACE_S,
+    address_parts,
+    environment,
+    local_address,
+    mpirun,
+    torchrun,
+)
 from maskfleet.launch.supervise.connectivity import Connectivity
 from maskfleet.launch.supervise.job_files import Endpoint, Heartbeat, Job, JobFolder
 from maskfleet.launch.supervise.lost_hosts import HEARTBEAT_S, LOST_S, HostMonitor
@@ -144,8 +153,7 @@ class Supervisor:
         lost = self._report_host_changes()
         if self._is_leader():
             self._restart_lost_hosts()
-        known = self.folder.endpoint()
-        if self._is_cut_off() or self._endpoint_lost() or (known is not None and known.generation != self.generation):
+        if self._is_cut_off() or self._is_superseded():
             return ABORT_GRACE_S
         if self.job.starter == "mpirun":
             missing = any(host in self._mpi_hosts for host in lost)
@@ -180,8 +188,7 @@ class Supervisor:
         self.state = "running"
         while not self._is_over():
             self.monitor.poll()
-            known = self.folder.endpoint()
-            if self._endpoint_lost() or (known is not None and known.generation != self.generation):
+            if self._is_superseded():
                 kill_all(self.job_id)
                 return None
             time.sleep(TICK_S)
@@ -212,12 +219,10 @@ class Supervisor:
 
     def _await_leader(self, code: int) -> None:
         """Wait for the leader's decision; rejoining without it counts as a restart."""
-        generation = self.generation
 
         def decided() -> bool:
-            known = self.folder.endpoint()
             self.monitor.poll()
-            return self._is_over() or self._endpoint_lost() or (known is not None and known.generation != generation)
+            return self._is_over() or self._is_superseded()
 
         if self._wait(decided, REJOIN_S):
             return
@@ -267,8 +272,7 @@ class Supervisor:
             if attempt is not None:
                 attempt[0].kill()
             argv = ["ssh", "-oBatchMode=yes", "-oConnectTimeout=5", "-oServerAliveInterval=3"]
-            command = ["sh", str(self.folder.path / "remote"), "start", str(host)]
-            line = remote_line(command)
+            line = remote_line(["sh", str(self.folder.path / "remote"), "start", str(host)])
             argv += [*ssh_target(self.job.hosts[host].address), line]
             try:
                 self._restart_attempts[host] = (start(argv), time.monotonic())
@@ -306,20 +310,20 @@ class Supervisor:
         return self.stop_requested or self.folder.cancel_requested() or self.folder.outcome() is not None
 
     def _is_leader(self) -> bool:
-        return self._endpoint_host() == self.index
-
-    def _endpoint_host(self) -> int:
         known = self.folder.endpoint()
-        return known.host if known is not None else 0
+        return (known.host if known is not None else 0) == self.index
 
     def _is_cut_off(self) -> bool:
         return self.connectivity.is_cut_off(leads=self._is_leader())
 
-    def _endpoint_lost(self) -> bool:
-        return self.monitor.is_lost(self._endpoint_host())
+    def _is_superseded(self) -> bool:
+        """Whether the leader is lost or has begun another generation."""
+        known = self.folder.endpoint()
+        if known is None:
+            return self.monitor.is_lost(0)
+        return self.monitor.is_lost(known.host) or known.generation != self.generation
 
-    def _wait(self, condition: object, timeout_s: float) -> bool:
-        assert callable(condition)
+    def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() >= deadline:
@@ -355,10 +359,8 @@ class Supervisor:
 
 def ssh_target(address: str) -> list[str]:
     """`user@host:port` as arguments of ssh; a host name cannot be read as an option."""
-    host, colon, port = address.rpartition(":")
-    if colon and port.isdigit() and not (":" in host and not host.endswith("]")):
-        return ["-p", port, "--", host.replace("[", "").replace("]", "")]
-    return ["--", address]
+    user, host, port = address_parts(address)
+    return [*(["-p", str(port)] if port else []), "--", f"{user}@{host}" if user else host]
 
 
 def supervise(run_dir: Path, index: int) -> int:
