@@ -63,7 +63,7 @@ class Batch:
 
     images: Images
     targets: Targets
-    seeds: Tensor  # [B] int64, determines each image's random samples, whatever the rest of the batch
+    seed: Tensor  # [B] int64, determines each image's random samples, whatever the rest of the batch
     image_ids: Tensor  # [B] int64, the ids of the annotation file
 
     @property

@@ -126,7 +126,7 @@ def golden_batch(arrays: dict[str, np.ndarray]) -> Batch:
         crowd_valid=torch.zeros(1, 0, dtype=torch.bool),
         outlines=pack_outlines([[bitmap_edges(mask) for mask in masks]], num_instances=len(masks)),
     )
-    return Batch(golden_images(arrays["image_spec"]), targets, seeds=torch.tensor([1]), image_ids=torch.tensor([1]))
+    return Batch(golden_images(arrays["image_spec"]), targets, seed=torch.tensor([1]), image_ids=torch.tensor([1]))
 
 
 @functools.cache

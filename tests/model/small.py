@@ -107,8 +107,8 @@ def small_batch(
         crowd_valid=torch.zeros(len(sizes), 0, dtype=torch.bool),
         outlines=pack_outlines(outlines, num_instances=num_slots),
     )
-    seeds = torch.tensor([1000 + number for number in numbers])
-    return Batch(Images(pixels, torch.tensor(list(sizes))), targets, seeds=seeds, image_ids=seeds)
+    seed = torch.tensor([1000 + number for number in numbers])
+    return Batch(Images(pixels, torch.tensor(list(sizes))), targets, seed=seed, image_ids=seed)
 
 
 def _truth(number: int, instance: int, height: int, width: int) -> tuple[list[float], int, np.ndarray]:

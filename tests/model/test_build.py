@@ -173,7 +173,7 @@ def test_masks_cannot_be_trained_without_outlines():
         batch.targets.crowd_valid,
         outlines=None,
     )
-    without = type(batch)(batch.images, targets, batch.seeds, batch.image_ids)
+    without = type(batch)(batch.images, targets, batch.seed, batch.image_ids)
     with pytest.raises(DataError, match="outlines"):
         small_model().losses(without)
     assert small_model("faster").losses(without)

@@ -80,7 +80,7 @@ class Case:
     def regions(self) -> Regions:
         boxes, scores = (torch.from_numpy(self.expected[f"proposal_{name}"])[None] for name in ("boxes", "scores"))
         proposals = Proposals(boxes, scores, torch.ones(scores.shape, dtype=torch.bool))
-        return sample_regions(proposals, self.batch.targets, self.batch.seeds, self.config.box_head)
+        return sample_regions(proposals, self.batch.targets, self.batch.seed, self.config.box_head)
 
     def gradients(self) -> dict[str, np.ndarray]:
         """Gradient of TensorPack's total cost, weight decay included, in its layout."""
@@ -102,7 +102,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 def test_anchor_labels_are_theirs_exactly(case):
     wanted = rpn_targets(
-        case.anchors, case.batch.targets, case.batch.images.sizes, seeds=case.batch.seeds, config=case.config.rpn
+        case.anchors, case.batch.targets, case.batch.images.sizes, seed=case.batch.seed, config=case.config.rpn
     )
     labels = np.concatenate([case.expected[f"anchor_labels_lvl{level}"].ravel() for level in range(2, 7)])
     np.testing.assert_array_equal(wanted.labels[0].numpy(), labels)

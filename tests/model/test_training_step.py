@@ -71,7 +71,7 @@ def test_the_seed_of_an_image_decides_its_samples():
     model = small_model()
     batch = small_batch(SIZES)
     first, again = model.losses(batch), model.losses(batch)
-    other = model.losses(dataclasses.replace(batch, seeds=batch.seeds + 1))
+    other = model.losses(dataclasses.replace(batch, seed=batch.seed + 1))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["rpn_losses/label_loss"], other["rpn_losses/label_loss"])
     assert not torch.equal(first["fastrcnn_losses/label_loss"], other["fastrcnn_losses/label_loss"])
@@ -91,7 +91,7 @@ def many_foreground(model: MaskRCNN, batch: Batch) -> int:
     """How many of 40 copies of the first ground truth, which leave no background, are sampled as foreground."""
     boxes = batch.targets.boxes[:, :1].repeat(1, 40, 1)
     proposals = Proposals(boxes, torch.zeros(1, 40), torch.ones(1, 40, dtype=torch.bool))
-    regions = sample_regions(proposals, batch.targets, batch.seeds, model.config.box_head)
+    regions = sample_regions(proposals, batch.targets, batch.seed, model.config.box_head)
     return int(regions.foreground.sum())
 
 
@@ -129,8 +129,8 @@ def test_anchors_in_a_crowd_are_not_asked():
     )
     with torch.no_grad():
         outputs = model.rpn(model.features(batch.images))
-    plain = rpn_targets(outputs, batch.targets, batch.images.sizes, seeds=None, config=model.config.rpn).labels
-    spared = rpn_targets(outputs, crowd, batch.images.sizes, seeds=None, config=model.config.rpn).labels
+    plain = rpn_targets(outputs, batch.targets, batch.images.sizes, seed=None, config=model.config.rpn).labels
+    spared = rpn_targets(outputs, crowd, batch.images.sizes, seed=None, config=model.config.rpn).labels
     in_crowd = (outputs.anchors[:, 3] <= 64)[None] & (plain >= 0)
     assert bool(in_crowd.any())
     assert bool((spared[in_crowd] == -1).all())

@@ -40,10 +40,10 @@ def chi_square(samples: Tensor, *, bins: int) -> float:
 
 
 def test_noise_is_what_plain_integers_give() -> None:
-    seeds, keys = [0, 1, -7, 2**63 - 1], [0, 1, 2, 10**15, -(2**63)]
-    seen = hash_uniform(torch.tensor(seeds), torch.tensor(keys), stream=3)
+    numbers, keys = [0, 1, -7, 2**63 - 1], [0, 1, 2, 10**15, -(2**63)]
+    seen = hash_uniform(torch.tensor(numbers), torch.tensor(keys), stream=3)
     assert seen.dtype == torch.float32
-    assert seen.tolist() == [[slow_hash_uniform(seed, key, 3) for key in keys] for seed in seeds]
+    assert seen.tolist() == [[slow_hash_uniform(seed, key, 3) for key in keys] for seed in numbers]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 12345, -1])
@@ -57,14 +57,14 @@ def test_noise_is_uniform_over_neighbouring_keys_in_one_and_two_dimensions(seed:
     assert abs(chi_square(cells, bins=1024)) < 4
 
 
-def test_noise_is_uniform_over_anchor_keys_and_over_seeds() -> None:
+def test_noise_is_uniform_over_anchor_keys_and_over_images() -> None:
     keys = anchor_keys(level=2, height=200, width=300, num_anchors=3)
     assert abs(chi_square(hash_uniform(torch.tensor([5]), keys, stream=0)[0], bins=1000)) < 4
-    over_seeds = hash_uniform(torch.arange(100_000), torch.tensor([7]), stream=0)[:, 0]
-    assert abs(chi_square(over_seeds, bins=1000)) < 4
+    over_images = hash_uniform(torch.arange(100_000), torch.tensor([7]), stream=0)[:, 0]
+    assert abs(chi_square(over_images, bins=1000)) < 4
 
 
-def test_noise_of_other_seeds_streams_and_keys_is_uncorrelated() -> None:
+def test_noise_of_another_seed_stream_or_key_is_uncorrelated() -> None:
     keys = torch.arange(100_000)
     rows = [hash_uniform(torch.tensor([0, 1, 2**40]), keys, stream=stream) for stream in (0, 1, 2)]
     rows += [row.roll(1, dims=1) for row in rows]
@@ -80,8 +80,8 @@ def test_keys_may_differ_from_image_to_image() -> None:
         assert torch.equal(both[image], alone[0])
 
 
-def draw(seeds: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    noise = hash_uniform(seeds, keys, stream=2)
+def draw(seed: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    noise = hash_uniform(seed, keys, stream=2)
     labels = torch.where(noise < 0.1, 1, 0).to(torch.int8)
     return noise, subsample_labels(labels, noise, num_samples=256, positive_fraction=0.5)
 
@@ -90,8 +90,8 @@ def draw(seeds: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # inductor's own
 @pytest.mark.timeout(3600)  # inductor runs a C++ compiler, slowly on a busy machine
 def test_compiled_noise_and_samples_have_the_same_bits() -> None:
-    seeds, keys = torch.tensor([3, -9]), anchor_keys(level=2, height=30, width=40, num_anchors=3)
-    for seen, expected in zip(torch.compile(draw, fullgraph=True)(seeds, keys), draw(seeds, keys), strict=True):
+    seed, keys = torch.tensor([3, -9]), anchor_keys(level=2, height=30, width=40, num_anchors=3)
+    for seen, expected in zip(torch.compile(draw, fullgraph=True)(seed, keys), draw(seed, keys), strict=True):
         assert torch.equal(seen, expected)
 
 
@@ -100,9 +100,9 @@ def test_compiled_noise_and_samples_have_the_same_bits() -> None:
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # inductor's own
 @pytest.mark.parametrize("compiled", [False, True])
 def test_noise_and_samples_on_a_cuda_device_have_the_same_bits(compiled: bool) -> None:
-    seeds, keys = torch.tensor([3, -9]), anchor_keys(level=2, height=200, width=336, num_anchors=3)
+    seed, keys = torch.tensor([3, -9]), anchor_keys(level=2, height=200, width=336, num_anchors=3)
     there = torch.compile(draw, fullgraph=True) if compiled else draw
-    for seen, expected in zip(there(seeds.cuda(), keys.cuda()), draw(seeds, keys), strict=True):
+    for seen, expected in zip(there(seed.cuda(), keys.cuda()), draw(seed, keys), strict=True):
         assert torch.equal(seen.cpu(), expected)
 
 
@@ -148,14 +148,14 @@ def test_every_negative_is_equally_likely() -> None:
 
 
 def test_subsampling_does_not_depend_on_the_canvas_or_the_neighbours() -> None:
-    def sampled(height: int, width: int, seeds: list[int]) -> Tensor:
+    def sampled(height: int, width: int, seed: list[int]) -> Tensor:
         keys = anchor_keys(level=2, height=height, width=width, num_anchors=3)
-        labels = torch.full((len(seeds), height, width, 3), -1, dtype=torch.int8)
+        labels = torch.full((len(seed), height, width, 3), -1, dtype=torch.int8)
         labels[:, :20, :30] = 0
         labels[:, 5:9, 7:20] = 1
-        noise = hash_uniform(torch.tensor(seeds), keys, stream=0)
+        noise = hash_uniform(torch.tensor(seed), keys, stream=0)
         labels = subsample_labels(labels.flatten(1), noise, num_samples=64, positive_fraction=0.5)
-        return labels.reshape(len(seeds), height, width, 3)[:, :20, :30]
+        return labels.reshape(len(seed), height, width, 3)[:, :20, :30]
 
     alone = sampled(20, 30, [77])[0]
     assert counts(alone.flatten()[None]) == [(32, 32)]
@@ -245,8 +245,8 @@ def test_sampling_an_image_does_not_depend_on_its_padding_or_neighbours() -> Non
 
 
 def test_every_function_is_one_graph() -> None:
-    def draw(seeds: Tensor, best_iou: Tensor) -> tuple[Tensor, ...]:
-        noise = hash_uniform(seeds, torch.arange(best_iou.shape[1]), stream=0)
+    def draw(seed: Tensor, best_iou: Tensor) -> tuple[Tensor, ...]:
+        noise = hash_uniform(seed, torch.arange(best_iou.shape[1]), stream=0)
         labels = subsample_labels((best_iou > 0.5).to(torch.int8), noise, num_samples=8, positive_fraction=0.5)
         sampled = sample_rois(
             best_iou, torch.zeros_like(best_iou, dtype=torch.int64), best_iou > 0.1, noise,
@@ -254,7 +254,7 @@ def test_every_function_is_one_graph() -> None:
         )  # fmt: skip
         return noise, labels, sampled.index, sampled.foreground, sampled.valid, sampled.matched
 
-    seeds, best_iou = torch.tensor([1, 2]), torch.rand(2, 30, generator=torch.Generator().manual_seed(0))
+    seed, best_iou = torch.tensor([1, 2]), torch.rand(2, 30, generator=torch.Generator().manual_seed(0))
     compiled = torch.compile(draw, fullgraph=True, backend="eager")
-    for seen, expected in zip(compiled(seeds, best_iou), draw(seeds, best_iou), strict=True):
+    for seen, expected in zip(compiled(seed, best_iou), draw(seed, best_iou), strict=True):
         assert torch.equal(seen, expected)

@@ -51,6 +51,6 @@ def noise_batch(
             crowd_valid=torch.zeros(count, 0, dtype=torch.bool),
             outlines=pack_outlines(outlines, num_instances=OBJECTS),
         ),
-        seeds=torch.arange(count) + 1000 * seed,
+        seed=torch.arange(count) + 1000 * seed,
         image_ids=torch.arange(count),
     )

@@ -89,13 +89,13 @@ class MaskRCNN(nn.Module):
         features = self.features(batch.images, learning=self.training)
         anchors = self.rpn(features)
         proposals = self.proposals(anchors, features.sizes, training=True)
-        regions = sample_regions(proposals, targets, batch.seeds, self.config.box_head)
+        regions = sample_regions(proposals, targets, batch.seed, self.config.box_head)
         regions = regions.first(slots_in_use(regions.valid))
         box_stages = self._box_stages(features, regions, targets)
         return TrainingOutputs(
             targets=targets,
             rpn=anchors,
-            rpn_targets=rpn_targets(anchors, targets, features.sizes, seeds=batch.seeds, config=self.config.rpn),
+            rpn_targets=rpn_targets(anchors, targets, features.sizes, seed=batch.seed, config=self.config.rpn),
             proposals=proposals,
             box_stages=box_stages,
             mask=None if self.mask_head is None else self._mask_stage(features, box_stages[0], targets),

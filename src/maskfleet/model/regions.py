@@ -42,7 +42,7 @@ class Regions:
 
 
 @torch.no_grad()
-def sample_regions(proposals: Proposals, targets: Targets, seeds: Tensor, config: BoxHeadConfig) -> Regions:
+def sample_regions(proposals: Proposals, targets: Targets, seed: Tensor, config: BoxHeadConfig) -> Regions:
     """Random regions among the proposals and the ground truths themselves: foreground first, then background."""
     num_proposals, num_truths = proposals.boxes.shape[1], targets.boxes.shape[1]
     batch, device = proposals.boxes.shape[0], proposals.boxes.device
@@ -54,7 +54,7 @@ def sample_regions(proposals: Proposals, targets: Targets, seeds: Tensor, config
         torch.cat([best_iou, targets.valid.to(best_iou.dtype)], dim=1),
         torch.cat([matched, truth.expand(batch, -1)], dim=1),
         torch.cat([proposals.valid, targets.valid], dim=1),
-        hash_uniform(seeds, keys, stream=REGION_STREAM),
+        hash_uniform(seed, keys, stream=REGION_STREAM),
         num_samples=config.samples_per_image,
         positive_fraction=config.positive_fraction,
         foreground_iou=config.foreground_iou,

@@ -167,9 +167,9 @@ def propose(
 
 @torch.no_grad()
 def rpn_targets(
-    outputs: RpnOutputs, targets: Targets, sizes: Tensor, *, seeds: Tensor | None, config: RpnConfig
+    outputs: RpnOutputs, targets: Targets, sizes: Tensor, *, seed: Tensor | None, config: RpnConfig
 ) -> RpnTargets:
-    """Labels and box deltas of the anchors for `targets`; `seeds` [B] choose the sampled anchors, None takes all."""
+    """Labels and box deltas of the anchors for `targets`; `seed` [B] chooses the sampled anchors, None takes all."""
     labels, matched = rpn_labels(
         outputs.anchors,
         targets.boxes,
@@ -181,8 +181,8 @@ def rpn_targets(
         negative_iou=config.negative_iou,
         crowd_overlap=config.crowd_overlap,
     )
-    if seeds is not None:
-        noise = hash_uniform(seeds, outputs.keys, stream=ANCHOR_STREAM)
+    if seed is not None:
+        noise = hash_uniform(seed, outputs.keys, stream=ANCHOR_STREAM)
         labels = subsample_labels(
             labels, noise, num_samples=config.samples_per_image, positive_fraction=config.positive_fraction
         )

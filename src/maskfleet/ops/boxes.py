@@ -51,7 +51,11 @@ def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
 
     Boxes without area have IoU 0 with everything.
     """
-    overlap = _pairwise_overlap(a, b)
+    ax1, ay1, ax2, ay2 = a[..., :, None, :].unbind(-1)  # each [..., N, 1]
+    bx1, by1, bx2, by2 = b[..., None, :, :].unbind(-1)  # each [..., 1, G]
+    width = (torch.minimum(ax2, bx2) - torch.maximum(ax1, bx1)).clamp(min=0)
+    height = (torch.minimum(ay2, by2) - torch.maximum(ay1, by1)).clamp(min=0)
+    overlap = width * height
     union = area(a)[..., :, None] + area(b)[..., None, :] - overlap
     return overlap / union.clamp(min=1e-9)
 
@@ -60,14 +64,3 @@ def _center_and_coded_size(boxes: Tensor) -> tuple[Tensor, Tensor]:
     """Centre and size [..., 2] of boxes [..., 4], a side shorter than MIN_CODED_SIDE given as 1."""
     size = boxes[..., 2:] - boxes[..., :2]
     return (boxes[..., 2:] + boxes[..., :2]) * 0.5, torch.where(size > MIN_CODED_SIDE, size, 1.0)
-
-
-def _pairwise_overlap(a: Tensor, b: Tensor) -> Tensor:
-    """Common area of every box in `a` [..., N, 4] with every box in `b` [..., G, 4] -> [..., N, G]."""
-    width = torch.minimum(a[..., :, None, 2], b[..., None, :, 2]) - torch.maximum(
-        a[..., :, None, 0], b[..., None, :, 0]
-    )
-    height = torch.minimum(a[..., :, None, 3], b[..., None, :, 3]) - torch.maximum(
-        a[..., :, None, 1], b[..., None, :, 1]
-    )
-    return width.clamp(min=0) * height.clamp(min=0)

@@ -107,15 +107,8 @@ def _conv_relu(
 
 
 @_conv_relu.register_fake
-def _(
-    features: Tensor,
-    kernel: Tensor,
-    bias: Tensor,
-    residual: Tensor | None,
-    mask: Tensor | None,
-    stride: int,
-    padding: int,
-) -> Tensor:
+def _(features: Tensor, kernel: Tensor, *inputs: Any) -> Tensor:
+    *_, stride, padding = inputs
     height, width = (
         (side + 2 * padding - span) // stride + 1
         for side, span in zip(features.shape[2:], kernel.shape[2:], strict=True)
@@ -134,21 +127,10 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     wants_features, wants_kernel, wants_bias, wants_residual = ctx.needs_input_grad[:4]
     # Zero outside the mask too: the output is zero there.
     gradient = torch.ops.aten.threshold_backward(gradient, output, 0)
-    features_gradient, kernel_gradient, bias_gradient = torch.ops.aten.convolution_backward(
-        gradient,
-        features,
-        kernel,
-        [kernel.shape[0]],
-        [ctx.stride, ctx.stride],
-        [ctx.padding, ctx.padding],
-        [1, 1],
-        False,
-        [0, 0],
-        1,
-        [wants_features, wants_kernel, wants_bias],
-    )
-    residual_gradient = gradient if wants_residual else None
-    return features_gradient, kernel_gradient, bias_gradient, residual_gradient, None, None, None
+    geometry = ((ctx.stride, ctx.stride), (ctx.padding, ctx.padding), (1, 1), False, (0, 0), 1)
+    wanted = (wants_features, wants_kernel, wants_bias)
+    gradients = torch.ops.aten.convolution_backward(gradient, features, kernel, [len(kernel)], *geometry, wanted)
+    return *gradients, gradient if wants_residual else None, None, None, None
 
 
 _conv_relu.register_autograd(_backward, setup_context=_save_for_backward)

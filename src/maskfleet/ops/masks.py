@@ -12,7 +12,7 @@ P parts, r target cells per side, J = 2 r pixel rows, or columns, that a box sam
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ def mask_targets(
     walk = _walk(outlines.edges.reshape(-1, 4))
     if kernels_for(boxes):
         drawn: Tensor = _draw_by_kernel(
-            walk.columns(), outlines.part.reshape(-1), start, count, y.columns(), x.columns(), outlines.max_parts
+            list(walk), outlines.part.reshape(-1), start, count, list(y), list(x), outlines.max_parts
         )
         return drawn.view(batch, num_boxes, resolution, resolution)
     part = outlines.part.reshape(-1).to(torch.int64)
@@ -63,29 +63,24 @@ def mask_targets(
             walk.at(edge), live, part[edge], x.pixels[here], y.pixels[here], num_parts=outlines.max_parts
         )
         inside = _inside(bins, y.pixels[here])  # [N, J, J]
-        pieces.append(_blend(inside, y.part_of(here), x.part_of(here)))
+        pieces.append(_blend(inside, y.at(here), x.at(here)))
     if not pieces:
         return boxes.new_zeros(batch, num_boxes, resolution, resolution, dtype=torch.float32)
     return torch.cat(pieces).view(batch, num_boxes, resolution, resolution)
 
 
-@dataclass(frozen=True, slots=True)
-class _Samples:
+class _Samples(NamedTuple):
     """Where boxes are sampled along one axis."""
 
     pixels: Tensor  # [N, J] int64: the lower neighbours of the r samples, then the upper ones
     fraction: Tensor  # [N, r] float32, of the way from the lower to the upper neighbour
     on_canvas: Tensor  # [N, r] bool
 
-    def part_of(self, here: slice) -> _Samples:
-        return _Samples(self.pixels[here], self.fraction[here], self.on_canvas[here])
-
-    def columns(self) -> list[Tensor]:
-        return [self.pixels, self.fraction, self.on_canvas]
+    def at(self, here: slice) -> _Samples:
+        return _Samples(*(tensor[here] for tensor in self))
 
 
-@dataclass(frozen=True, slots=True)
-class _Walk:
+class _Walk(NamedTuple):
     """Edges in fifths, turned so that the walk goes up its longer axis; float64, as pycocotools' doubles."""
 
     flat: Tensor  # bool, walked along x
@@ -96,10 +91,7 @@ class _Walk:
     slope: Tensor  # of the shorter axis
 
     def at(self, edge: Tensor) -> _Walk:
-        return _Walk(self.flat[edge], self.x[edge], self.y[edge], self.low[edge], self.high[edge], self.slope[edge])
-
-    def columns(self) -> list[Tensor]:
-        return [self.flat, self.x, self.y, self.low, self.high, self.slope]
+        return _Walk(*(tensor[edge] for tensor in self))
 
 
 @torch.library.custom_op(
@@ -108,31 +100,16 @@ class _Walk:
     device_types="cuda",
     schema="(Tensor[] walk, Tensor part, Tensor start, Tensor count, Tensor[] y, Tensor[] x, int num_parts) -> Tensor",
 )
-def _draw_by_kernel(
-    walk: list[Tensor],
-    part: Tensor,
-    start: Tensor,
-    count: Tensor,
-    y: list[Tensor],
-    x: list[Tensor],
-    num_parts: int,
-) -> Tensor:
+def _draw_by_kernel(*inputs: Any) -> Tensor:
     from maskfleet.ops.triton import masks as kernels
 
-    return kernels.mask_targets(walk, part, start, count, kernels.Axis(*y), kernels.Axis(*x), num_parts=num_parts)
+    return kernels.mask_targets(*inputs)
 
 
 @_draw_by_kernel.register_fake
-def _(
-    walk: list[Tensor],
-    part: Tensor,
-    start: Tensor,
-    count: Tensor,
-    y: list[Tensor],
-    x: list[Tensor],
-    num_parts: int,
-) -> Tensor:
-    num_boxes, resolution = y[1].shape
+def _(walk: list[Tensor], part: Tensor, *inputs: Any) -> Tensor:
+    _, _, (_, fraction, _), *_ = inputs
+    num_boxes, resolution = fraction.shape
     return part.new_empty(num_boxes, resolution, resolution, dtype=torch.float32)
 
 

@@ -5,6 +5,8 @@ Shapes: B images, N anchors, P regions (padded), G ground truths (padded), C cro
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -74,18 +76,14 @@ def _labels(
     schema="(Tensor anchors, Tensor boxes, Tensor valid, Tensor sizes, float positive_iou, float negative_iou)"
     " -> (Tensor, Tensor)",
 )
-def _labels_by_kernel(
-    anchors: Tensor, boxes: Tensor, valid: Tensor, sizes: Tensor, positive_iou: float, negative_iou: float
-) -> tuple[Tensor, Tensor]:
+def _labels_by_kernel(*inputs: Any) -> tuple[Tensor, Tensor]:
     from maskfleet.ops.triton import matching as kernels
 
-    return kernels.rpn_labels(anchors, boxes, valid, sizes, positive_iou=positive_iou, negative_iou=negative_iou)
+    return kernels.rpn_labels(*inputs)
 
 
 @_labels_by_kernel.register_fake
-def _(
-    anchors: Tensor, boxes: Tensor, valid: Tensor, sizes: Tensor, positive_iou: float, negative_iou: float
-) -> tuple[Tensor, Tensor]:
+def _(anchors: Tensor, boxes: Tensor, valid: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
     shape = (valid.shape[0], anchors.shape[0])
     return anchors.new_empty(shape, dtype=torch.int8), anchors.new_empty(shape, dtype=torch.int64)
 

@@ -70,14 +70,13 @@ def multilevel_roi_align(
             half_pixel,
         )
         return pooled.permute(0, 1, 4, 2, 3)
-    table = torch.cat([feature.permute(0, 2, 3, 1).reshape(-1, channels) for feature in features])  # [R, C]
-    if dtype in (torch.float16, torch.bfloat16):
-        table = table.float()
+    wide = torch.promote_types(dtype, torch.float32)
+    table = torch.cat([feature.permute(0, 2, 3, 1).reshape(-1, channels) for feature in features]).to(wide)  # [R, C]
     sources = _sources(features, extents, strides, levels)
     with torch.no_grad():
         grid = _Grid(resolution=resolution, samples=samples, half_pixel=half_pixel)
-        index, weight = _bin_taps(sources, boxes.to(_geometry_dtype(dtype)), grid)
-    pooled = weighted_rows(table, index, weight.to(table.dtype))  # [N, C]
+        index, weight = _bin_taps(sources, boxes.to(wide), grid)
+    pooled = weighted_rows(table, index, weight)  # [N, C]
     pooled = pooled.view(batch, num_boxes, resolution, resolution, channels)
     return pooled.permute(0, 1, 4, 2, 3).to(dtype)
 
@@ -168,10 +167,6 @@ def _axis_taps(start: Tensor, end: Tensor, extent: Tensor, grid: _Grid) -> tuple
     return cells.reshape(shape), weights.reshape(shape)
 
 
-def _geometry_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 @weighted_rows.register_fake
 def _(table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
     return table.new_empty(index.shape[0], table.shape[1])
@@ -217,83 +212,30 @@ _UNPOOL += "int samples, bool half_pixel) -> Tensor[]"
 
 
 @torch.library.custom_op("maskfleet::roi_align", mutates_args=(), device_types="cuda", schema=_POOL)
-def _pool_by_kernel(
-    features: list[Tensor],
-    boxes: Tensor,
-    extents: Tensor,
-    levels: Tensor,
-    strides: list[int],
-    resolution: int,
-    samples: int,
-    half_pixel: bool,
-) -> Tensor:
+def _pool_by_kernel(*inputs: Any) -> Tensor:
     """Bins [B, K, r, r, C] of `boxes` [B, K, 4]; `extents` are [L, B, 2]."""
     from maskfleet.ops.triton import roi_align as kernels
 
-    return kernels.roi_align(
-        features,
-        boxes,
-        extents,
-        levels,
-        strides=strides,
-        resolution=resolution,
-        samples=samples,
-        half_pixel=half_pixel,
-    )
+    return kernels.roi_align(*inputs)
 
 
 @_pool_by_kernel.register_fake
-def _(
-    features: list[Tensor],
-    boxes: Tensor,
-    extents: Tensor,
-    levels: Tensor,
-    strides: list[int],
-    resolution: int,
-    samples: int,
-    half_pixel: bool,
-) -> Tensor:
+def _(features: list[Tensor], *inputs: Any) -> Tensor:
+    _, _, levels, _, resolution, *_ = inputs
     return features[0].new_empty(*levels.shape, resolution, resolution, features[0].shape[1])
 
 
 @torch.library.custom_op("maskfleet::roi_align_backward", mutates_args=(), device_types="cuda", schema=_UNPOOL)
-def _unpool_by_kernel(
-    gradient: Tensor,
-    boxes: Tensor,
-    extents: Tensor,
-    levels: Tensor,
-    heights: list[int],
-    widths: list[int],
-    strides: list[int],
-    samples: int,
-    half_pixel: bool,
-) -> list[Tensor]:
+def _unpool_by_kernel(*inputs: Any) -> list[Tensor]:
+    """Gradients [B, C, heights[l], widths[l]] of the maps from that of the bins [B, K, r, r, C]."""
     from maskfleet.ops.triton import roi_align as kernels
 
-    return kernels.roi_align_backward(
-        gradient,
-        boxes,
-        extents,
-        levels,
-        sizes=list(zip(heights, widths, strict=True)),
-        strides=strides,
-        samples=samples,
-        half_pixel=half_pixel,
-    )
+    return kernels.roi_align_backward(*inputs)
 
 
 @_unpool_by_kernel.register_fake
-def _(
-    gradient: Tensor,
-    boxes: Tensor,
-    extents: Tensor,
-    levels: Tensor,
-    heights: list[int],
-    widths: list[int],
-    strides: list[int],
-    samples: int,
-    half_pixel: bool,
-) -> list[Tensor]:
+def _(gradient: Tensor, *inputs: Any) -> list[Tensor]:
+    _, _, _, heights, widths, *_ = inputs
     batch, channels = gradient.shape[0], gradient.shape[4]
     return [
         gradient.new_empty(batch, height, width, channels).permute(0, 3, 1, 2)
@@ -304,13 +246,12 @@ def _(
 def _save_pool_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     features, boxes, extents, levels, strides, _, samples, half_pixel = inputs
     ctx.save_for_backward(boxes, extents, levels)
-    ctx.sizes = [tuple(feature.shape[2:]) for feature in features]
-    ctx.options = (strides, samples, half_pixel)
+    heights, widths = ([feature.shape[axis] for feature in features] for axis in (2, 3))
+    ctx.options = (heights, widths, strides, samples, half_pixel)
 
 
 def _unpool(ctx: Any, gradient: Tensor) -> tuple[list[Tensor], None, None, None, None, None, None, None]:
-    heights, widths = (list(side) for side in zip(*ctx.sizes, strict=True))
-    maps = _unpool_by_kernel(gradient.contiguous(), *ctx.saved_tensors, heights, widths, *ctx.options)
+    maps = _unpool_by_kernel(gradient.contiguous(), *ctx.saved_tensors, *ctx.options)
     return maps, None, None, None, None, None, None, None
 
 

@@ -26,12 +26,12 @@ class Sampled:
     matched: Tensor  # [B, K] int64, ground truth that fits best; 0 for padding
 
 
-def hash_uniform(seeds: Tensor, keys: Tensor, *, stream: int) -> Tensor:
+def hash_uniform(seed: Tensor, keys: Tensor, *, stream: int) -> Tensor:
     """Noise in [0, 1) -> [B, N] float32, a pure function of the image's seed [B], the key ([N] or [B, N]) and `stream`.
 
     Integer arithmetic modulo 2**64 and one exact conversion: the same bits on every device, compiled or not.
     """
-    state = _mixed(seeds ^ _signed(_mixed_int(stream + 1)))[:, None]  # [B, 1]
+    state = _mixed(seed ^ _signed(_mixed_int(stream + 1)))[:, None]  # [B, 1]
     keys = keys if keys.dim() == 2 else keys[None, :]
     word = _mixed(_mixed((keys * _signed(_GOLDEN)) ^ state) + state)  # [B, N]
     return _shifted_right(word, 40).to(torch.float32) * 2.0**-24

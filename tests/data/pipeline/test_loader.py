@@ -158,7 +158,7 @@ def test_passes_augment_an_image_differently_and_seeds_follow(shapes: Path) -> N
     for batch in loader.batches(0, NUM_TRAIN * 2):
         shown.setdefault(int(batch.image_ids[0]), []).append(batch)
     assert all(len(batches) == 2 for batches in shown.values())
-    assert all(first.seeds != second.seeds for first, second in shown.values())
+    assert all(first.seed != second.seed for first, second in shown.values())
     other_size = sum(not torch.equal(first.images.sizes, second.images.sizes) for first, second in shown.values())
     assert other_size > NUM_TRAIN // 2
 
@@ -209,7 +209,7 @@ def test_joined_sets_may_use_the_same_ids(shapes: Path) -> None:
     assert loader.num_images == NUM_TRAIN * 2
     batches = list(loader.batches(0, NUM_TRAIN * 2))
     assert sorted(ids_of(batches)) == sorted(train_stores(config)[0].image_ids.tolist() * 2)
-    assert len({int(batch.seeds[0]) for batch in batches}) == NUM_TRAIN * 2
+    assert len({int(batch.seed[0]) for batch in batches}) == NUM_TRAIN * 2
 
 
 def test_joined_sets_of_other_categories_are_refused(shapes: Path, tmp_path: Path) -> None:

@@ -113,11 +113,11 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypa
     path = tmp_path / "model.npz"
     path.write_bytes(b"old")
 
-    def no_room(out: object, **arrays: object) -> None:
+    def disk_full(out: object, **arrays: object) -> None:
         out.write(b"half")  # type: ignore[attr-defined]
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(np, "savez", no_room)
+    monkeypatch.setattr(np, "savez", disk_full)
     with pytest.raises(WeightsError, match="No space left"):
         save_tensorpack(path, random_state(config), config)
     assert path.read_bytes() == b"old"

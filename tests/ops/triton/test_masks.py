@@ -36,12 +36,12 @@ def drawn_by_kernel(
     x = plain._axis_samples(boxes[..., 0].reshape(-1), boxes[..., 2].reshape(-1), extent[:, 1], resolution)
     image = torch.arange(batch)[:, None].expand(-1, num_boxes).reshape(-1)
     targets = kernels.mask_targets(
-        [column.to(device) for column in plain._walk(outlines.edges.reshape(-1, 4)).columns()],
+        [column.to(device) for column in plain._walk(outlines.edges.reshape(-1, 4))],
         outlines.part.reshape(-1).to(device),
         (outlines.start.gather(1, matched).reshape(-1) + image * outlines.edges.shape[1]).to(device),
         (outlines.count.gather(1, matched) * valid).reshape(-1).to(device),
-        kernels.Axis(*(column.to(device) for column in y.columns())),
-        kernels.Axis(*(column.to(device) for column in x.columns())),
+        [column.to(device) for column in y],
+        [column.to(device) for column in x],
         num_parts=outlines.max_parts,
     )
     return targets.view(batch, num_boxes, resolution, resolution).cpu()

@@ -7,6 +7,7 @@ from torch import Tensor
 from maskfleet.ops.roi_align import multilevel_roi_align
 
 SIZES = [(12, 17), (6, 9), (3, 5)]
+HEIGHTS, WIDTHS = [height for height, _ in SIZES], [width for _, width in SIZES]
 STRIDES = [4, 8, 16]
 
 
@@ -62,7 +63,8 @@ def test_kernels_pool_as_plain_torch_does(
         boxes,
         extents,
         levels,
-        sizes=SIZES,
+        heights=HEIGHTS,
+        widths=WIDTHS,
         strides=STRIDES,
         samples=int(options["samples"]),
         half_pixel=bool(options["half_pixel"]),
@@ -82,7 +84,7 @@ def test_no_boxes_give_no_bins_and_zero_gradients(kernel_device: str) -> None:
     pooled = kernels.roi_align(features, boxes, extents, levels, strides=STRIDES, **CASES[0])
     assert pooled.shape == (2, 0, 7, 7, 4)
     maps = kernels.roi_align_backward(
-        pooled, boxes, extents, levels, sizes=SIZES, strides=STRIDES, samples=2, half_pixel=True
+        pooled, boxes, extents, levels, heights=HEIGHTS, widths=WIDTHS, strides=STRIDES, samples=2, half_pixel=True
     )
     assert [tuple(part.shape) for part in maps] == [(2, 4, *size) for size in SIZES]
     assert not any(part.any() for part in maps)

@@ -46,7 +46,7 @@ def some_batch(num_objects: int, num_edges: int, *, start: int = 1) -> Batch:
                 max_parts=2,
             ),
         ),
-        seeds=filled(2, dtype=torch.int64),
+        seed=filled(2, dtype=torch.int64),
         image_ids=filled(2, dtype=torch.int64),
     )
 
@@ -57,7 +57,7 @@ def test_places_hold_the_last_batch_and_padding_behind_it() -> None:
     smaller = some_batch(3, 4, start=5000)
     copy_into(static, smaller)
     assert torch.equal(static.images.pixels, smaller.images.pixels)
-    assert torch.equal(static.seeds, smaller.seeds)
+    assert torch.equal(static.seed, smaller.seed)
     assert torch.equal(static.targets.boxes[:, :3], smaller.targets.boxes)
     assert not static.targets.boxes[:, 3:].any()
     assert static.targets.valid.tolist() == [[True] * 3 + [False] * 5] * 2

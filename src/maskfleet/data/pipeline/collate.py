@@ -59,7 +59,7 @@ def training_batch(samples: Sequence[Sample], images: Images, *, masks: bool, cr
     return Batch(
         images=images,
         targets=Targets(boxes, labels, valid, crowd_boxes, crowd_valid, outlines),
-        seeds=torch.tensor([sample.seed for sample in samples], dtype=torch.int64),
+        seed=torch.tensor([sample.seed for sample in samples], dtype=torch.int64),
         image_ids=torch.tensor([sample.image_id for sample in samples], dtype=torch.int64),
     )
 

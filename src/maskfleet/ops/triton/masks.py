@@ -10,7 +10,6 @@ Shapes: N boxes of all images, E edges of all images, r target cells a side, J =
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -20,23 +19,23 @@ from torch import Tensor
 _PARTS = 32  # told apart in one pass: the bits of a word
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """Where boxes are sampled along one axis."""
-
-    pixels: Tensor  # [N, J] int64: the lower neighbours of the r samples, then the upper ones
-    fraction: Tensor  # [N, r] float32, of the way from the lower to the upper neighbour
-    on_canvas: Tensor  # [N, r] bool
-
-
 def mask_targets(
-    walk: Sequence[Tensor], part: Tensor, start: Tensor, count: Tensor, y: Axis, x: Axis, *, num_parts: int
+    walk: Sequence[Tensor],
+    part: Tensor,
+    start: Tensor,
+    count: Tensor,
+    y: Sequence[Tensor],
+    x: Sequence[Tensor],
+    num_parts: int,
 ) -> Tensor:
     """Targets [N, r, r] float32 of boxes whose instances have the edges start..start + count [N] of all [E].
 
     `walk` is flat (bool), x, y, low, high and slope (float64) of every edge, `part` [E] its part, below `num_parts`.
+    `y` and `x` are the pixels [N, J] int64, fraction [N, r] float32 and on_canvas [N, r] bool of the samples.
     """
-    num_boxes, resolution = y.fraction.shape
+    y_pixels, y_fraction, y_on_canvas = (tensor.contiguous() for tensor in y)
+    x_pixels, x_fraction, x_on_canvas = (tensor.contiguous() for tensor in x)
+    num_boxes, resolution = y_fraction.shape
     targets = torch.empty(num_boxes, resolution, resolution, dtype=torch.float32, device=part.device)
     if targets.numel() == 0:
         return targets
@@ -47,12 +46,12 @@ def mask_targets(
         part.contiguous(),
         start.contiguous(),
         count.contiguous(),
-        y.pixels.contiguous(),
-        x.pixels.contiguous(),
-        y.fraction.contiguous(),
-        x.fraction.contiguous(),
-        y.on_canvas.contiguous().view(torch.uint8),
-        x.on_canvas.contiguous().view(torch.uint8),
+        y_pixels,
+        x_pixels,
+        y_fraction,
+        x_fraction,
+        y_on_canvas.view(torch.uint8),
+        x_on_canvas.view(torch.uint8),
         targets,
         resolution,
         triton.cdiv(num_parts, _PARTS),

@@ -20,7 +20,7 @@ _ANCHORS = 512  # of one program
 
 
 def rpn_labels(
-    anchors: Tensor, boxes: Tensor, valid: Tensor, sizes: Tensor, *, positive_iou: float, negative_iou: float
+    anchors: Tensor, boxes: Tensor, valid: Tensor, sizes: Tensor, positive_iou: float, negative_iou: float
 ) -> tuple[Tensor, Tensor]:
     """Labels [B, N] int8 and matches [B, N] int64 of `anchors` [N, 4] to `boxes` [B, G, 4], valid [B, G].
 

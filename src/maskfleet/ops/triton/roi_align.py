@@ -30,7 +30,6 @@ def roi_align(
     boxes: Tensor,
     extents: Tensor,
     levels: Tensor,
-    *,
     strides: Sequence[int],
     resolution: int,
     samples: int,
@@ -45,9 +44,6 @@ def roi_align(
     pooled = torch.empty(*levels.shape, resolution, resolution, channels, dtype=features[0].dtype, device=boxes.device)
     if pooled.numel() == 0:
         return pooled
-    size = features[0].element_size()
-    # Addresses relative to the first map choose the map without a branch.
-    starts = [(feature.data_ptr() - features[0].data_ptr()) // size for feature in features]
     block = min(_CHANNELS, triton.next_power_of_2(channels))
     grid = (levels.numel() * resolution, triton.cdiv(channels, block))
     _pool[grid](
@@ -56,10 +52,7 @@ def roi_align(
         extents.contiguous(),
         levels.contiguous(),
         pooled,
-        *_padded(starts),
-        *_padded([feature.shape[2] for feature in features]),
-        *_padded([feature.shape[3] for feature in features]),
-        *_padded([1.0 / stride for stride in strides]),
+        *_map_arguments(features, strides),
         levels.shape[0],
         levels.shape[1],
         channels,
@@ -79,31 +72,27 @@ def roi_align_backward(
     boxes: Tensor,
     extents: Tensor,
     levels: Tensor,
-    *,
-    sizes: Sequence[tuple[int, int]],
+    heights: Sequence[int],
+    widths: Sequence[int],
     strides: Sequence[int],
     samples: int,
     half_pixel: bool,
 ) -> list[Tensor]:
-    """Gradients [B, C, h, w] of the maps, whose (h, w) are `sizes`, from that of the bins [B, K, r, r, C]."""
+    """Gradients [B, C, h, w] of the maps, of `heights` x `widths`, from that of the bins [B, K, r, r, C]."""
     batch, num_boxes, resolution, _, channels = gradient.shape
     maps = [
-        torch.zeros(batch, height, width, channels, dtype=torch.float32, device=gradient.device)
-        for height, width in sizes
+        torch.zeros(batch, height, width, channels, dtype=torch.float32, device=gradient.device).permute(0, 3, 1, 2)
+        for height, width in zip(heights, widths, strict=True)
     ]
     block = min(_CHANNELS, triton.next_power_of_2(channels))
     if gradient.numel() > 0:
-        starts = [(part.data_ptr() - maps[0].data_ptr()) // maps[0].element_size() for part in maps]
         _spread[(levels.numel(), triton.cdiv(channels, block))](
             gradient.contiguous(),
             boxes.contiguous(),
             extents.contiguous(),
             levels.contiguous(),
             maps[0],
-            *_padded(starts),
-            *_padded([height for height, _ in sizes]),
-            *_padded([width for _, width in sizes]),
-            *_padded([1.0 / stride for stride in strides]),
+            *_map_arguments(maps, strides),
             batch,
             num_boxes,
             channels,
@@ -118,11 +107,20 @@ def roi_align_backward(
             num_warps=8,
             enable_fp_fusion=False,
         )
-    return [part.permute(0, 3, 1, 2).to(gradient.dtype) for part in maps]
+    return [part.to(gradient.dtype) for part in maps]
 
 
-def _padded(values: Sequence[float]) -> list[float]:
-    return [*values, *[values[0]] * (MAX_LEVELS - len(values))]
+def _map_arguments(maps: Sequence[Tensor], strides: Sequence[int]) -> list[float]:
+    """Start, height, width and scale of each of `maps` [B, C, h, w], four of each; the kernels choose by level."""
+    size = maps[0].element_size()
+    columns: tuple[list[float], ...] = (
+        # Addresses relative to the first map choose the map without a branch.
+        [(part.data_ptr() - maps[0].data_ptr()) // size for part in maps],
+        [part.shape[2] for part in maps],
+        [part.shape[3] for part in maps],
+        [1.0 / stride for stride in strides],
+    )
+    return [value for column in columns for value in column + column[:1] * (MAX_LEVELS - len(maps))]
 
 
 @triton.jit

@@ -59,7 +59,7 @@ def static_batch(example: Batch, capacity: Capacity) -> Batch:
         outlines=outlines,
     )
     images = Images(torch.empty_like(example.images.pixels), torch.empty_like(example.images.sizes))
-    return Batch(images, targets, torch.empty_like(example.seeds), torch.empty_like(example.image_ids))
+    return Batch(images, targets, torch.empty_like(example.seed), torch.empty_like(example.image_ids))
 
 
 def copy_into(static: Batch, batch: Batch) -> None:
@@ -67,7 +67,7 @@ def copy_into(static: Batch, batch: Batch) -> None:
     pairs = [
         (static.images.pixels, batch.images.pixels),
         (static.images.sizes, batch.images.sizes),
-        (static.seeds, batch.seeds),
+        (static.seed, batch.seed),
         (static.image_ids, batch.image_ids),
     ]
     buffers, targets = static.targets, batch.targets
