@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -39,8 +39,8 @@ class Speed:
     step_ms: float
     first_step_s: float  # with compiling
     peak_gib: float | None  # of GPU memory
-    roofline_images_per_s: float | None  # None where the GPU is not known, and for detection
-    compiled: bool
+    roofline_images_per_s: float | None = None  # None where the GPU is not known, and for detection
+    compiled: bool = False
 
     @property
     def share_of_roofline(self) -> float | None:
@@ -66,18 +66,11 @@ def train_speed(config: RunConfig, device: torch.device, *, batch: int, steps: i
         # A learning rate of 0 keeps the random weights unchanged and costs the same.
         runner.step(noise, lr=0.0, update=True, with_metrics=False)
 
-    batches = _batches(config, device, batch)
-    first_s = _seconds(lambda: step(batches[0]), device)
-    step_ms = median_ms(step, batches, device, steps=steps)
+    speed = _speed("train", step, _batches(config, device, batch), device, steps=steps)
     gpu = KNOWN.get(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     canvas = _canvas(config)
-    return Speed(
-        what="train",
-        batch=batch,
-        images_per_s=1000 * batch / step_ms,
-        step_ms=step_ms,
-        first_step_s=first_s,
-        peak_gib=_peak_gib(device),
+    return replace(
+        speed,
         roofline_images_per_s=None if gpu is None else images_per_s(config.model, gpu, batch=batch, canvas=canvas),
         compiled=isinstance(runner, CompiledStepRunner) and runner.is_compiled,
     )
@@ -93,18 +86,8 @@ def detect_speed(config: RunConfig, device: torch.device, *, batch: int, steps: 
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         detector = RecordedDetector(model, dtype=dtype)
     batches = _batches(config, device, batch)
-    first_s = _seconds(lambda: detector(batches[0].images), device)
-    step_ms = median_ms(lambda given: detector(given.images), batches, device, steps=steps)
-    return Speed(
-        what="detect",
-        batch=batch,
-        images_per_s=1000 * batch / step_ms,
-        step_ms=step_ms,
-        first_step_s=first_s,
-        peak_gib=_peak_gib(device),
-        roofline_images_per_s=None,
-        compiled=device.type == "cuda",
-    )
+    speed = _speed("detect", lambda given: detector(given.images), batches, device, steps=steps)
+    return replace(speed, compiled=device.type == "cuda")
 
 
 def loader_speed(
@@ -138,6 +121,21 @@ def median_ms(step: Callable[[Batch], object], batches: Sequence[Batch], device:
     return statistics.median(float(before.elapsed_time(after)) for before, after in pairwise(events))
 
 
+def _speed(
+    what: str, step: Callable[[Batch], object], batches: Sequence[Batch], device: torch.device, *, steps: int
+) -> Speed:
+    first_step_s = _seconds(lambda: step(batches[0]), device)
+    step_ms = median_ms(step, batches, device, steps=steps)
+    return Speed(
+        what=what,
+        batch=batches[0].num_images,
+        images_per_s=1000 * batches[0].num_images / step_ms,
+        step_ms=step_ms,
+        first_step_s=first_step_s,
+        peak_gib=torch.cuda.max_memory_reserved(device) / 2**30 if device.type == "cuda" else None,
+    )
+
+
 def _with_categories(config: RunConfig) -> RunConfig:
     return replaced(config, {"model.num_categories": config.model.num_categories or DEFAULT_CATEGORIES})
 
@@ -149,12 +147,10 @@ def _canvas(config: RunConfig) -> tuple[int, int]:
 
 
 def _batches(config: RunConfig, device: torch.device, batch: int) -> list[Batch]:
-    height, width = canvas = _canvas(config)
-    assert config.model.num_categories is not None
+    canvas, num_categories = _canvas(config), config.model.num_categories
+    assert num_categories is not None
     return [
-        noise_batch(
-            batch, canvas=canvas, size=(height, width), num_categories=config.model.num_categories, seed=seed
-        ).to(device)
+        noise_batch(batch, canvas=canvas, size=canvas, num_categories=num_categories, seed=seed).to(device)
         for seed in range(NUM_BATCHES)
     ]
 
@@ -165,7 +161,3 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - started_at
-
-
-def _peak_gib(device: torch.device) -> float | None:
-    return torch.cuda.max_memory_reserved(device) / 2**30 if device.type == "cuda" else None

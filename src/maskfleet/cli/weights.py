@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -66,7 +67,7 @@ def inspect(
     facts = _facts(opened, config, report)
     if as_json:
         facts["config"] = config.model_dump(mode="json") if config else None
-        facts["report"] = report.as_json() if report else None
+        facts["report"] = asdict(report) if report else None
         print_raw(json.dumps(facts, indent=2))
         return
     width = max(map(len, facts))
@@ -93,17 +94,21 @@ def convert(
 ) -> None:
     """Write a weights file in another format; the network is told from the file unless you name it."""
     from maskfleet.config.base import replaced
-    from maskfleet.model.weights import describe, file_config, read_file
-    from maskfleet.model.weights.convert import check_target, whole_state, write
+    from maskfleet.model.weights import describe, file_config, read_file, save_tensorpack, save_weights
+    from maskfleet.model.weights.files import check_suffix
+    from maskfleet.model.weights.load import whole_state
 
-    check_target(to)
+    check_suffix(to)
     opened = read_file(file)
     config = _target(opened, file_config(opened, source=source.as_literal, legacy_2018=legacy_2018), recipe, set_ or [])
     if num_classes is not None:
         config = replaced(config, {"num_categories": num_classes})
     state, report = whole_state(opened, config, source=source.as_literal, reinit_heads=reinit_heads)
     categories = opened.categories if len(opened.categories) == config.num_categories else ()
-    write(to, state, config, categories)
+    if to.suffix == ".npz":
+        save_tensorpack(to, state, config)
+    else:
+        save_weights(to, state, config, categories)
     print_raw(report.render())
     out.print(f"\nwrote {to}: {describe(config)}", markup=False)
     if to.suffix == ".npz" and (source is Source.aws or legacy_2018):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-COARSEST_STRIDE = 64
+STRIDES = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,6 @@ class Area:
 class Canvas:
     """The valid areas of a batch at every stride of the network."""
 
-    sizes: Tensor  # [B, 2] int64, (height, width) of each image in pixels
     extents: dict[int, Tensor]  # stride -> [B, 2] int64, (height, width) of each image's own feature map
     areas: dict[int, Area]  # stride -> the valid pixels of its map
 
@@ -48,15 +47,15 @@ def canvas_of(sizes: Tensor, *, height: int, width: int, divisor: int, learning:
     extent = (sizes + divisor - 1) // divisor * divisor
     fills = (extent[:, 0] == height) & (extent[:, 1] == width)
     whole = host_value(fills.all()) == 1
-    extents, areas = {1: extent}, {1: _area(extent, height, width, whole=whole, learning=learning)}
-    stride = 1
-    while stride < COARSEST_STRIDE:
-        stride *= 2
-        odd = 1 if stride == COARSEST_STRIDE else 0
-        extent, height, width = (extent + odd) // 2, (height + odd) // 2, (width + odd) // 2
+    extents, areas = {}, {}
+    for stride in STRIDES:
+        if stride > 1:
+            odd = 1 if stride == STRIDES[-1] else 0
+            extent, height, width = (extent + odd) // 2, (height + odd) // 2, (width + odd) // 2
+        mask = None if whole else inside(extent, height=height, width=width)[:, None].to(torch.float32)
         extents[stride] = extent
-        areas[stride] = _area(extent, height, width, whole=whole, learning=learning)
-    return Canvas(sizes=sizes, extents=extents, areas=areas)
+        areas[stride] = Area(mask=mask, weight=mask, num_images=len(sizes), learning=learning)
+    return Canvas(extents, areas)
 
 
 def inside(extent: Tensor, *, height: int, width: int) -> Tensor:
@@ -83,8 +82,3 @@ def slots_in_use(valid: Tensor) -> int:
     last = (valid * torch.arange(1, num_slots + 1, device=valid.device)).amax() if valid.numel() else valid.sum()
     known = host_value(last)
     return num_slots if known is None else max(known, min(1, num_slots))
-
-
-def _area(extent: Tensor, height: int, width: int, *, whole: bool, learning: bool) -> Area:
-    mask = None if whole else inside(extent, height=height, width=width)[:, None].to(torch.float32)
-    return Area(mask=mask, weight=mask, num_images=extent.shape[0], learning=learning)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from maskfleet.model.canvas import Area
 from maskfleet.ops.roi_align import multilevel_roi_align, roi_levels
 
 MIN_LEVEL, MAX_LEVEL = 2, 5  # the pyramid levels that boxes are read from
@@ -26,16 +25,13 @@ class Features:
     sizes: Tensor  # [B, 2] int64, (height, width) of each image in pixels
     learning: bool  # whether batch statistics are taken from this batch
 
-    def region_area(self, valid: Tensor) -> Area:
-        """The valid area of crops of regions, `valid` [B, K]."""
-        weight = valid.reshape(-1, 1, 1, 1).to(torch.float32)
-        return Area(mask=None, weight=weight, num_images=valid.shape[0], learning=self.learning)
-
 
 def crop(features: Features, boxes: Tensor, *, resolution: int, aws: bool = False) -> Tensor:
     """Features inside each of `boxes` [B, K, 4] -> [B * K, C, r, r]; `aws`: one sample per bin, no half-pixel."""
     num_maps = min(len(features.maps), MAX_LEVEL - MIN_LEVEL + 1)
-    levels = crop_levels(boxes, aws=aws) if num_maps > 1 else torch.zeros_like(boxes[..., 0], dtype=torch.int64)
+    levels = torch.zeros_like(boxes[..., 0], dtype=torch.int64)  # [B, K], 0 is the first map
+    if num_maps > 1:
+        levels = roi_levels(boxes, min_level=MIN_LEVEL, max_level=MAX_LEVEL, aws=aws) - MIN_LEVEL
     crops = multilevel_roi_align(
         features.maps[:num_maps],
         boxes,
@@ -47,8 +43,3 @@ def crop(features: Features, boxes: Tensor, *, resolution: int, aws: bool = Fals
         half_pixel=not aws,
     )
     return crops.flatten(0, 1)
-
-
-def crop_levels(boxes: Tensor, *, aws: bool = False) -> Tensor:
-    """Which pyramid map, 0 being p2, each of `boxes` [B, K, 4] is cropped from -> [B, K] int64."""
-    return roi_levels(boxes, min_level=MIN_LEVEL, max_level=MAX_LEVEL, aws=aws) - MIN_LEVEL

@@ -5,6 +5,7 @@ Shapes: B images, C channels, h x w pixels; c2..c5 come from the backbone, p2..p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from maskfleet.config.model import FpnConfig
 from maskfleet.model.canvas import Area, Canvas
-from maskfleet.model.initial import clear_bias, fan_in, scaled_cut_normal
+from maskfleet.model.initial import fan_in, fill_normal
 from maskfleet.model.norm import GroupNorm
 from maskfleet.ops.conv import upsampled
 
@@ -33,8 +34,7 @@ class Fpn(nn.Module):
                 self.add_module(f"output_norm_p{level}", GroupNorm(config.channels))
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
-                scaled_cut_normal(layer.weight, fan=fan_in(layer.weight), scale=1.0)
-                clear_bias(layer)
+                fill_normal(layer, std=math.sqrt(1 / fan_in(layer)), cut=True)
 
     def forward(self, features: Sequence[Tensor], canvas: Canvas) -> list[Tensor]:
         """c2..c5 [B, C_l, h, w] -> p2..p6 [B, C, h, w], zero outside each image's own canvas."""

@@ -54,7 +54,9 @@ def training_losses(outputs: TrainingOutputs, config: ModelConfig) -> dict[str, 
     for number, stage in enumerate(outputs.box_stages):
         losses |= _box_losses(stage, box_loss_scope(config, number), config)
     if outputs.mask is not None:
-        losses |= _mask_loss(outputs.mask, config)
+        foreground = outputs.mask.regions.foreground
+        mask_loss = mask_head_loss(outputs.mask.logits, outputs.mask.targets, foreground)
+        losses["maskrcnn_loss/maskrcnn_loss"] = _mean(mask_loss, foreground.sum(dim=1), config)
     return losses
 
 
@@ -89,12 +91,6 @@ def _box_losses(stage: BoxStage, scope: str, config: ModelConfig) -> dict[str, T
         f"{scope}/label_loss": _mean(label_loss, counts, config),
         f"{scope}/box_loss": _mean(box_loss, counts, config),
     }
-
-
-def _mask_loss(mask: MaskStage, config: ModelConfig) -> dict[str, Tensor]:
-    foreground = mask.regions.foreground
-    loss = mask_head_loss(mask.logits, mask.targets, foreground)
-    return {"maskrcnn_loss/maskrcnn_loss": _mean(loss, foreground.sum(dim=1), config)}
 
 
 def _mean(loss: Tensor, counts: Tensor, config: ModelConfig) -> Tensor:

@@ -27,7 +27,7 @@ from maskfleet.model.heads.layers import BoxOutputs
 from maskfleet.model.losses import BoxStage, MaskStage, TrainingOutputs, training_losses
 from maskfleet.model.metrics import training_metrics
 from maskfleet.model.regions import Regions, at_least_one, matched_boxes, relabelled, sample_regions
-from maskfleet.model.rpn import Proposals, Rpn, RpnOutputs, proposal_limits, propose, rpn_targets
+from maskfleet.model.rpn import Proposals, Rpn, RpnOutputs, propose, rpn_targets
 from maskfleet.ops.boxes import clip_boxes, decode_boxes, encode_boxes
 from maskfleet.ops.masks import mask_targets
 from maskfleet.ops.nms import detections_nms
@@ -156,14 +156,7 @@ class MaskRCNN(nn.Module):
 
     def proposals(self, outputs: RpnOutputs, sizes: Tensor, *, training: bool) -> Proposals:
         """The best boxes of the RPN in images of `sizes` [B, 2]; training and inference keep different numbers."""
-        return propose(
-            outputs,
-            sizes,
-            proposal_limits(self.config, training=training),
-            nms_iou=self.config.rpn.nms_iou,
-            min_size=self.config.rpn.min_size,
-            max_log_scale=self.max_log_scale,
-        )
+        return propose(outputs, sizes, self.config, training=training, max_log_scale=self.max_log_scale)
 
     def box_head(self, stage: int) -> BoxHead:
         return cast(BoxHead, self.box_heads[stage])

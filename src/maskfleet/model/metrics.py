@@ -10,10 +10,11 @@ from torch import Tensor
 
 from maskfleet.batch import Targets
 from maskfleet.config.model import ModelConfig
-from maskfleet.model.features import MAX_LEVEL, MIN_LEVEL, crop_levels
+from maskfleet.model.features import MAX_LEVEL, MIN_LEVEL
 from maskfleet.model.losses import TrainingOutputs, box_loss_scope
 from maskfleet.ops.boxes import area
 from maskfleet.ops.losses import box_head_metrics, mask_head_metrics, proposal_metrics, rpn_losses, rpn_metrics
+from maskfleet.ops.roi_align import roi_levels
 
 
 def training_metrics(outputs: TrainingOutputs, config: ModelConfig) -> dict[str, Tensor]:
@@ -68,7 +69,7 @@ def _sampling_metrics(outputs: TrainingOutputs) -> dict[str, Tensor]:
 
 def _level_counts(scope: str, boxes: Tensor, valid: Tensor, config: ModelConfig) -> dict[str, Tensor]:
     """How many of the `valid` [B, K] `boxes` [B, K, 4] each pyramid level serves."""
-    levels = crop_levels(boxes, aws=config.roi_align == "aws") + MIN_LEVEL
+    levels = roi_levels(boxes, min_level=MIN_LEVEL, max_level=MAX_LEVEL, aws=config.roi_align == "aws")
     return {
         f"{scope}/fpn_map_rois_to_levels/num_roi_level{level}": ((levels == level) & valid).sum(dim=1).float().mean()
         for level in range(MIN_LEVEL, MAX_LEVEL + 1)

@@ -43,20 +43,17 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.ones(channels))
 
-    def stored_affine(self) -> tuple[Tensor, Tensor]:
-        """Scale and offset [C] of the affine map that the stored statistics define."""
-        return self._affine(self.running_mean, self.running_var)
-
     def forward(self, features: Tensor, area: Area) -> Tensor:
         """Normalise `features` [n, C, h, w] with the batch statistics inside `area`; update the moving average."""
         mean, variance = _batch_statistics(features.to(self.weight.dtype), area)
         with torch.no_grad():
             self.running_mean.lerp_(mean, 1 - MOMENTUM)
             self.running_var.lerp_(variance, 1 - MOMENTUM)
-        scale, offset = self._affine(mean, variance)
+        scale, offset = self.affine(mean, variance)
         return (features * scale[:, None, None] + offset[:, None, None]).to(features.dtype)
 
-    def _affine(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    def affine(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Scale and offset [C] of the affine map that statistics [C] define."""
         scale = self.weight * (variance + EPSILON).rsqrt()
         return scale, self.bias - mean * scale
 
@@ -92,10 +89,8 @@ Norm = BatchNorm | GroupNorm | None
 def make_norm(kind: NormKind, channels: int, *, frozen: bool = False) -> Norm:
     """The normalisation layer of this `kind`; in a frozen stage SyncBN uses its stored statistics."""
     match kind:
-        case "FreezeBN":
-            return BatchNorm(channels, learns_statistics=False)
-        case "SyncBN":
-            return BatchNorm(channels, learns_statistics=not frozen)
+        case "FreezeBN" | "SyncBN":
+            return BatchNorm(channels, learns_statistics=kind == "SyncBN" and not frozen)
         case "GN":
             return GroupNorm(channels)
         case "None":
@@ -193,7 +188,7 @@ class ConvNorm:
     def folded(self) -> tuple[Tensor, Tensor]:
         """Kernel and bias of the convolution that has absorbed its normalisation; only where it `folds`."""
         assert isinstance(self.norm, BatchNorm)
-        scale, offset = self.norm.stored_affine()
+        scale, offset = self.norm.affine(self.norm.running_mean, self.norm.running_var)
         return self.conv.weight * scale[:, None, None, None], offset
 
 
@@ -220,14 +215,10 @@ class _MeanOverRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
-        return _mean_over_ranks(value)
+        total = value.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total / dist.get_world_size()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _mean_over_ranks(gradient)
-
-
-def _mean_over_ranks(value: Tensor) -> Tensor:
-    total = value.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total)
-    return total / dist.get_world_size()
+        return _MeanOverRanks.forward(ctx, gradient)

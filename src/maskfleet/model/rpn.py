@@ -17,7 +17,7 @@ from maskfleet.batch import Targets
 from maskfleet.config.model import ModelConfig, RpnConfig
 from maskfleet.model.canvas import inside
 from maskfleet.model.features import Features
-from maskfleet.model.initial import plain_normal
+from maskfleet.model.initial import fill_normal
 from maskfleet.ops.anchors import anchor_grid, anchor_keys, cell_anchors, legacy_cell_anchors
 from maskfleet.ops.boxes import clip_boxes, decode_boxes, encode_boxes
 from maskfleet.ops.conv import aligned_outputs, conv_relu, fuses
@@ -57,23 +57,12 @@ class RpnTargets:
     deltas: Tensor  # [B, N, 4]
 
 
-@dataclass(frozen=True, slots=True)
-class ProposalLimits:
-    """How many boxes each step of `propose` keeps."""
-
-    before_nms: int  # per map, or of all maps if `joint`
-    after_nms: int
-    per_image: int
-    joint: bool
-
-
 class Rpn(nn.Module):
     """A small convolutional head, shared by all maps, that scores and shifts anchors."""
 
     def __init__(self, config: ModelConfig, inputs: int) -> None:
         super().__init__()
         cells = _cells(config)
-        self.num_maps = len(cells)
         for number, cell in enumerate(cells):
             self.register_buffer(f"cell{number}", cell, persistent=False)
         channels = config.fpn.channels if config.architecture == "fpn" else config.rpn.head_channels
@@ -81,7 +70,7 @@ class Rpn(nn.Module):
         self.objectness = nn.Conv2d(channels, cells[0].shape[0], 1)
         self.box = nn.Conv2d(channels, cells[0].shape[0] * 4, 1)
         for layer in (self.conv, self.objectness, self.box):
-            plain_normal(layer, std=0.01)
+            fill_normal(layer, std=0.01)
 
     def forward(self, features: Features) -> RpnOutputs:
         raw = [self.raw_outputs(feature) for feature in features.maps]
@@ -101,10 +90,9 @@ class Rpn(nn.Module):
     def raw_outputs(self, feature: Tensor) -> tuple[Tensor, Tensor]:
         """Objectness [B, A, h, w] and box deltas [B, 4 A, h, w] of one map [B, C, h, w]."""
         assert self.conv.bias is not None
-        if not fuses(feature):
-            hidden = F.relu_(self.conv(feature))
-            return self.objectness(hidden), self.box(hidden)
         hidden = conv_relu(feature, self.conv.weight, self.conv.bias, padding=1)
+        if not fuses(feature):
+            return self.objectness(hidden), self.box(hidden)
         # One convolution instead of two, of a width that fits tensor cores.
         kernel, bias = aligned_outputs((self.objectness.weight, self.box.weight), (self.objectness.bias, self.box.bias))
         both = F.conv2d(hidden, kernel, bias)
@@ -130,17 +118,13 @@ class Rpn(nn.Module):
 
 @torch.no_grad()
 def propose(
-    outputs: RpnOutputs,
-    sizes: Tensor,
-    limits: ProposalLimits,
-    *,
-    nms_iou: float,
-    min_size: float,
-    max_log_scale: float,
+    outputs: RpnOutputs, sizes: Tensor, config: ModelConfig, *, training: bool, max_log_scale: float
 ) -> Proposals:
     """The best boxes of each image of `sizes` [B, 2] after NMS, map by map or jointly."""
-    counts = (sum(outputs.counts),) if limits.joint else outputs.counts
-    candidates = min(limits.before_nms, max(counts))
+    joint = config.architecture == "c4" or config.fpn.proposal_mode == "Joint"
+    before_nms, after_nms, per_image = _limits(config.rpn, joint=joint, training=training)
+    counts = (sum(outputs.counts),) if joint else outputs.counts
+    candidates = min(before_nms, max(counts))
     scores, boxes, valid = [], [], []
     start = 0
     for count in counts:
@@ -150,17 +134,17 @@ def propose(
         deltas = outputs.deltas[:, part].gather(1, index[..., None].expand(-1, -1, 4))
         decoded = decode_boxes(deltas, outputs.anchors[part][index], max_log_scale=max_log_scale)
         decoded = clip_boxes(decoded, sizes)
-        if min_size > 0:
-            is_valid = is_valid & ((decoded[..., 2:] - decoded[..., :2]) > min_size).all(dim=-1)
+        if config.rpn.min_size > 0:
+            is_valid = is_valid & ((decoded[..., 2:] - decoded[..., :2]) > config.rpn.min_size).all(dim=-1)
         missing = candidates - top.shape[1]
         scores.append(F.pad(top, (0, missing)))
         boxes.append(F.pad(decoded, (0, 0, 0, missing)))
         valid.append(F.pad(is_valid, (0, missing)))
-    keep = nms_keep(torch.cat(boxes), torch.cat(valid), threshold=nms_iou)  # [maps * B, k]
-    keep = first_kept(keep, limits.after_nms)
+    keep = nms_keep(torch.cat(boxes), torch.cat(valid), threshold=config.rpn.nms_iou)  # [maps * B, k]
+    keep = first_kept(keep, after_nms)
     kept = torch.cat(keep.chunk(len(counts)), dim=1)  # [B, maps * k]
     all_boxes = torch.cat(boxes, dim=1)
-    best, index, is_valid = topk_sorted(torch.cat(scores, dim=1), kept, limits.per_image)
+    best, index, is_valid = topk_sorted(torch.cat(scores, dim=1), kept, per_image)
     picked = all_boxes.gather(1, index[..., None].expand(-1, -1, 4))
     return Proposals(boxes=torch.where(is_valid[..., None], picked, 0.0), scores=best, valid=is_valid)
 
@@ -190,30 +174,25 @@ def rpn_targets(
     return RpnTargets(labels=labels, deltas=encode_boxes(boxes, outputs.anchors))
 
 
-def proposal_limits(config: ModelConfig, *, training: bool) -> ProposalLimits:
-    rpn = config.rpn
-    if config.architecture == "fpn" and config.fpn.proposal_mode == "Level":
-        numbers = (
-            (rpn.train_per_level_pre_nms, rpn.train_per_level_post_nms, rpn.train_per_image)
-            if training
-            else (rpn.test_per_level_pre_nms, rpn.test_per_level_post_nms, rpn.test_per_image)
-        )
-        return ProposalLimits(*numbers, joint=False)
-    before, after = (rpn.train_pre_nms, rpn.train_post_nms) if training else (rpn.test_pre_nms, rpn.test_post_nms)
-    return ProposalLimits(before, after, after, joint=True)
+def _limits(config: RpnConfig, *, joint: bool, training: bool) -> tuple[int, int, int]:
+    """How many boxes of a map (of all maps if `joint`) are kept before and after NMS, and how many of an image."""
+    match joint, training:
+        case True, True:
+            return config.train_pre_nms, config.train_post_nms, config.train_post_nms
+        case True, False:
+            return config.test_pre_nms, config.test_post_nms, config.test_post_nms
+        case False, True:
+            return config.train_per_level_pre_nms, config.train_per_level_post_nms, config.train_per_image
+        case _:
+            return config.test_per_level_pre_nms, config.test_per_level_post_nms, config.test_per_image
 
 
 def _cells(config: ModelConfig) -> list[Tensor]:
     """Anchors [A, 4] of one cell of each map."""
     rpn = config.rpn
-    if config.architecture == "c4":
-        return [_cell(rpn, rpn.anchor_stride, rpn.anchor_sizes)]
-    return [
-        _cell(rpn, stride, [size]) for stride, size in zip(config.fpn.anchor_strides, rpn.anchor_sizes, strict=True)
-    ]
-
-
-def _cell(config: RpnConfig, stride: int, sizes: Sequence[float]) -> Tensor:
-    if config.legacy_anchors:
-        return legacy_cell_anchors(stride, sizes, config.anchor_ratios)
-    return cell_anchors(sizes, config.anchor_ratios)
+    maps: list[tuple[int, Sequence[float]]] = [(rpn.anchor_stride, rpn.anchor_sizes)]
+    if config.architecture == "fpn":
+        maps = [(stride, [size]) for stride, size in zip(config.fpn.anchor_strides, rpn.anchor_sizes, strict=True)]
+    if rpn.legacy_anchors:
+        return [legacy_cell_anchors(stride, sizes, rpn.anchor_ratios) for stride, sizes in maps]
+    return [cell_anchors(sizes, rpn.anchor_ratios) for _, sizes in maps]

@@ -128,8 +128,8 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     # Zero outside the mask too: the output is zero there.
     gradient = torch.ops.aten.threshold_backward(gradient, output, 0)
     geometry = ((ctx.stride, ctx.stride), (ctx.padding, ctx.padding), (1, 1), False, (0, 0), 1)
-    wanted = (wants_features, wants_kernel, wants_bias)
-    gradients = torch.ops.aten.convolution_backward(gradient, features, kernel, [len(kernel)], *geometry, wanted)
+    output_mask = (wants_features, wants_kernel, wants_bias)
+    gradients = torch.ops.aten.convolution_backward(gradient, features, kernel, [len(kernel)], *geometry, output_mask)
     return *gradients, gradient if wants_residual else None, None, None, None
 
 

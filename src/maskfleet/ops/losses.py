@@ -35,13 +35,7 @@ def rpn_losses(
 
 
 def box_head_losses(
-    logits: Tensor,
-    deltas: Tensor,
-    labels: Tensor,
-    valid: Tensor,
-    target_deltas: Tensor,
-    *,
-    huber: bool,
+    logits: Tensor, deltas: Tensor, labels: Tensor, valid: Tensor, target_deltas: Tensor, *, huber: bool
 ) -> tuple[Tensor, Tensor]:
     """Category loss [B] and box loss [B] of logits [B, K, num_class], labels [B, K] (0 background), valid [B, K].
 

@@ -5,6 +5,7 @@ Shapes: B images, n feature maps (images or regions), C channels, h x w pixels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import cast
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from maskfleet.config.model import BackboneConfig
 from maskfleet.model.canvas import Area, Canvas
-from maskfleet.model.initial import fan_out, scaled_cut_normal
+from maskfleet.model.initial import fan_out, fill_normal
 from maskfleet.model.norm import Conv, ConvNorm, make_norm
 from maskfleet.ops.conv import conv7_by_blocks, fuses
 
@@ -70,7 +71,7 @@ class Stem(nn.Module):
         channels = config.stem_channels
         self.conv = Conv(3, channels, 7, stride=2, tf_pad=config.tf_pad_mode)
         self.norm = make_norm(config.norm, channels, frozen=config.freeze_at >= 1)
-        scaled_cut_normal(self.conv.weight, fan=fan_out(self.conv.weight), scale=2.0)
+        fill_normal(self.conv, std=math.sqrt(2 / fan_out(self.conv)), cut=True)
 
     def forward(self, pixels: Tensor, canvas: Canvas) -> Tensor:
         """Features [B, C, H/4, W/4] of `pixels` [B, 3, H, W], which are 0 outside each image."""
@@ -127,7 +128,7 @@ class Bottleneck(nn.Module):
         self.norm3 = make_norm(config.norm, outputs, frozen=frozen)
         self.shortcut = Shortcut(config, inputs, outputs, stride=stride, frozen=frozen) if inputs != outputs else None
         for conv in (self.conv1, self.conv2, self.conv3):
-            scaled_cut_normal(conv.weight, fan=fan_out(conv.weight), scale=2.0)
+            fill_normal(conv, std=math.sqrt(2 / fan_out(conv)), cut=True)
         # A new block passes on its shortcut unchanged.
         nn.init.zeros_(self.conv3.weight if self.norm3 is None else self.norm3.weight)
 
@@ -153,7 +154,7 @@ class Shortcut(nn.Module):
         super().__init__()
         self.conv = Conv(inputs, outputs, 1, stride=stride)
         self.norm = make_norm(config.norm, outputs, frozen=frozen)
-        scaled_cut_normal(self.conv.weight, fan=fan_out(self.conv.weight), scale=2.0)
+        fill_normal(self.conv, std=math.sqrt(2 / fan_out(self.conv)), cut=True)
 
 
 def freeze(parameters: Iterable[nn.Parameter]) -> None:

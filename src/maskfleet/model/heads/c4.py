@@ -5,10 +5,12 @@ Shapes: B images, K regions per image (padded), n = B * K regions, C channels of
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from maskfleet.config.model import ModelConfig
 from maskfleet.model.backbones import RegionStage
+from maskfleet.model.canvas import Area
 from maskfleet.model.features import Features, crop
 from maskfleet.model.heads.layers import BoxOutputs, box_output_layers, box_outputs, mask_output_layers, mask_outputs
 
@@ -26,7 +28,8 @@ class C4BoxHead(nn.Module):
     def region_features(self, features: Features, boxes: Tensor, valid: Tensor) -> Tensor:
         """Features [n, C, 7, 7] of the regions `boxes` [B, K, 4], valid [B, K]; the mask head reads them too."""
         crops = crop(features, boxes, resolution=CROP_RESOLUTION)
-        area = features.region_area(valid)
+        weight = valid.reshape(-1, 1, 1, 1).to(torch.float32)
+        area = Area(mask=None, weight=weight, num_images=valid.shape[0], learning=features.learning)
         return self.group3(crops, area, area)
 
     def hidden(self, region_features: Tensor) -> Tensor:

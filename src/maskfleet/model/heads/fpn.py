@@ -5,6 +5,7 @@ Shapes: B images, K regions per image (padded), n = B * K regions, C channels, r
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import torch
@@ -14,9 +15,9 @@ from torch import Tensor, nn
 from maskfleet.config.model import ModelConfig
 from maskfleet.model.features import Features, crop
 from maskfleet.model.heads.layers import BoxOutputs, box_output_layers, box_outputs, mask_output_layers, mask_outputs
-from maskfleet.model.initial import clear_bias, fan_in, fan_out, scaled_cut_normal, scaled_normal
+from maskfleet.model.initial import fan_in, fan_out, fill_normal
 from maskfleet.model.norm import GroupNorm
-from maskfleet.ops.conv import conv_relu, fuses
+from maskfleet.ops.conv import conv_relu
 
 BOX_RESOLUTION = 7
 MASK_RESOLUTION = 14
@@ -87,8 +88,7 @@ def add_convs(head: nn.Module, inputs: int, channels: int, *, has_norm: bool) ->
     """Give `head` the layers conv0..conv3 (and norm0..norm3) that `run_convs` runs."""
     for number in range(NUM_CONVS):
         conv = nn.Conv2d(inputs, channels, 3, padding=1)
-        scaled_normal(conv.weight, fan=fan_out(conv.weight), scale=2.0)
-        clear_bias(conv)
+        fill_normal(conv, std=math.sqrt(2 / fan_out(conv)))
         head.add_module(f"conv{number}", conv)
         if has_norm:
             head.add_module(f"norm{number}", GroupNorm(channels))
@@ -100,7 +100,7 @@ def run_convs(head: nn.Module, crops: Tensor, *, has_norm: bool) -> Tensor:
     for number in range(NUM_CONVS):
         conv = cast(nn.Conv2d, getattr(head, f"conv{number}"))
         assert conv.bias is not None
-        crops = conv_relu(crops, conv.weight, conv.bias, padding=1) if fuses(crops) else F.relu_(conv(crops))
+        crops = conv_relu(crops, conv.weight, conv.bias, padding=1)
         if has_norm:
             crops = cast(GroupNorm, getattr(head, f"norm{number}"))(crops)
     return crops
@@ -124,6 +124,5 @@ class _ScaledGradient(torch.autograd.Function):
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
     layer = nn.Linear(inputs, outputs)
-    scaled_cut_normal(layer.weight, fan=fan_in(layer.weight), scale=1.0)
-    clear_bias(layer)
+    fill_normal(layer, std=math.sqrt(1 / fan_in(layer)), cut=True)
     return layer

@@ -5,6 +5,7 @@ Shapes: n regions of all images together (padded), C channels, r x r bins of a r
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskfleet.config.model import ModelConfig
-from maskfleet.model.initial import clear_bias, plain_normal, scaled_normal
+from maskfleet.model.initial import fill_normal
 from maskfleet.ops.conv import aligned_outputs
 
 
@@ -30,8 +31,8 @@ def box_output_layers(config: ModelConfig, inputs: int) -> tuple[nn.Linear, nn.L
     num_class = config.num_categories + 1
     logits = nn.Linear(inputs, num_class)
     deltas = nn.Linear(inputs, 4 if config.cascade else num_class * 4)
-    plain_normal(logits, std=0.01)
-    plain_normal(deltas, std=0.001)
+    fill_normal(logits, std=0.01)
+    fill_normal(deltas, std=0.001)
     return logits, deltas
 
 
@@ -55,9 +56,8 @@ def mask_output_layers(config: ModelConfig, inputs: int) -> tuple[nn.ConvTranspo
     deconv = nn.ConvTranspose2d(inputs, channels, 2, stride=2)
     logits = nn.Conv2d(channels, config.num_categories, 1)
     # TensorFlow takes the kernel's last axis, here the inputs, as the outputs.
-    scaled_normal(deconv.weight, fan=inputs * 4, scale=2.0)
-    clear_bias(deconv)
-    plain_normal(logits, std=0.001)
+    fill_normal(deconv, std=math.sqrt(2 / (inputs * 4)))
+    fill_normal(logits, std=0.001)
     return deconv, logits
 
 

@@ -45,9 +45,7 @@ class CheckpointFolder:
 
     def steps(self) -> list[int]:
         """Steps with a finished checkpoint, oldest first."""
-        if not self.folder.is_dir():
-            return []
-        names = (_MANIFEST_NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        names = (_MANIFEST_NAME.fullmatch(path.name) for path in self.folder.glob("step-*.json"))
         return sorted(int(match[1]) for match in names if match)
 
     def path(self, step: int) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,8 +15,8 @@ from maskfleet.errors import WeightsError
 from maskfleet.model.heads.fpn import BOX_RESOLUTION
 from maskfleet.model.weights import tensorpack, torchvision
 from maskfleet.model.weights.files import WeightsFile
-from maskfleet.model.weights.guess import Dialect, dialect_of, guess_config
-from maskfleet.model.weights.shapes import in_backbone
+from maskfleet.model.weights.guess import OUR_NAME, Dialect, dialect_of, guess_config
+from maskfleet.model.weights.shapes import Scope
 
 Source = Literal["auto", "tensorpack", "aws", "torchvision", "maskfleet"]
 
@@ -59,9 +60,7 @@ def file_content(file: WeightsFile, *, source: Source = "auto", num_categories: 
         case "tensorpack" | "aws":
             _to_our_layout(content)
         case "torchvision":
-            ours, notes = torchvision.in_our_terms(content.tensors, num_categories=num_categories)
-            content.tensors.update(ours)
-            content.notes.extend(notes)
+            content.notes.extend(torchvision.to_our_terms(content.tensors, num_categories=num_categories))
     return content
 
 
@@ -74,26 +73,20 @@ def file_config(file: WeightsFile, *, source: Source = "auto", legacy_2018: bool
     return replaced(config, settings)
 
 
-def age_note(file: WeightsFile, config: ModelConfig) -> str | None:
-    """A warning if the file's name is one of 2018's and `config` computes what came later."""
-    if _LEGACY_FILE.match(file.path.name) is None or config.rpn.legacy_anchors:
-        return None
-    return (
-        f"{file.path.name} is named like TensorPack's weights of 2018, whose anchors were rounded: "
-        "set model.rpn.legacy_anchors=true and model.box_head.box_loss=huber (or --legacy-2018)"
-    )
-
-
-def pixel_note(content: Content, config: ModelConfig) -> str | None:
-    """A warning if `config` scales pixels otherwise than the networks did that these weights are from."""
+def advice(file: WeightsFile, content: Content, config: ModelConfig, scope: Scope) -> Iterator[str]:
+    """What `config` computes otherwise than the network did that these weights are from."""
+    if scope == "all" and _LEGACY_FILE.match(file.path.name) and not config.rpn.legacy_anchors:
+        yield (
+            f"{file.path.name} is named like TensorPack's weights of 2018, whose anchors were rounded: "
+            "set model.rpn.legacy_anchors=true and model.box_head.box_loss=huber (or --legacy-2018)"
+        )
     usual = ModelConfig()
     same = (config.pixel_mean_rgb, config.pixel_std_rgb) == (usual.pixel_mean_rgb, usual.pixel_std_rgb)
-    if same or content.source == "maskfleet":
-        return None
-    return (
-        f"the model scales pixels in its own way, and {KINDS[content.source]}'s weights expect "
-        f"model.pixel_mean_rgb={list(usual.pixel_mean_rgb)} and model.pixel_std_rgb={list(usual.pixel_std_rgb)}"
-    )
+    if not same and content.source != "maskfleet":
+        yield (
+            f"the model scales pixels in its own way, and {KINDS[content.source]}'s weights expect "
+            f"model.pixel_mean_rgb={list(usual.pixel_mean_rgb)} and model.pixel_std_rgb={list(usual.pixel_std_rgb)}"
+        )
 
 
 def _checked_dialect(file: WeightsFile, source: Source) -> Dialect:
@@ -116,11 +109,13 @@ def _checked_dialect(file: WeightsFile, source: Source) -> Dialect:
 def _renamed(file: WeightsFile, dialect: Dialect, *, source: Source) -> Content:
     content = Content(source, {}, {}, ignored=dict(file.ignored))
     for file_name, tensor in file.tensors.items():
-        ours, reason = _our_name_or_reason(file_name, dialect)
-        if ours is None and reason is None:
-            content.unexpected.append(file_name)
+        # Reasons first: a summary such as EMA/rpn/class/W would pass for a tensor of the network.
+        reason = _ignored_reason(file_name, dialect)
+        ours = OUR_NAME[dialect](file_name)
+        if reason is not None:
+            content.ignored[file_name] = reason
         elif ours is None:
-            content.ignored[file_name] = str(reason)
+            content.unexpected.append(file_name)
         elif ours in content.tensors:
             raise WeightsError(
                 f"{file.path} has two tensors for {ours}: {content.file_names[ours]} and {file_name}",
@@ -132,35 +127,27 @@ def _renamed(file: WeightsFile, dialect: Dialect, *, source: Source) -> Content:
     return content
 
 
-def _our_name_or_reason(file_name: str, dialect: Dialect) -> tuple[str | None, str | None]:
-    """Our name for an entry, or the reason to leave it out, or neither."""
+def _ignored_reason(file_name: str, dialect: Dialect) -> str | None:
+    """Why an entry is rightly left out; None if there is no such reason."""
     match dialect:
         case "tensorpack":
-            plain = tensorpack.plain_name(file_name)
-            # Reasons first: a summary such as EMA/rpn/class/W would pass for a tensor of the network.
-            reason = tensorpack.ignored_reason(plain)
-            return (None, reason) if reason else (tensorpack.our_name(plain), None)
+            return tensorpack.ignored_reason(file_name)
         case "torchvision":
-            reason = torchvision.ignored_reason(file_name)
-            return (None, reason) if reason else (torchvision.our_name(file_name), None)
+            return torchvision.ignored_reason(file_name)
         case "maskfleet":
-            return in_backbone(file_name), None
+            return None
 
 
 def _to_our_layout(content: Content) -> None:
-    for name, tensor in content.tensors.items():
-        content.tensors[name] = tensorpack.from_npz(tensor)
-    if content.source == "aws":
-        for name, tensor in content.tensors.items():
-            if name.endswith(".fc6.weight") and _is_map(tensor):
-                content.tensors[name] = tensorpack.rows_from_aws(tensor)
-                content.notes.append("rows of fc6 reordered from AWS Samples' (y, x, channel) to (channel, y, x)")
-    elif "box_heads.0.fc6.weight" in content.tensors:
+    is_aws = content.source == "aws"
+    for name, theirs in content.tensors.items():
+        tensor = tensorpack.from_npz(theirs)
+        if is_aws and name.endswith(".fc6.weight") and tensor.ndim == 2 and tensor.shape[1] % BOX_RESOLUTION**2 == 0:
+            tensor = tensorpack.rows_from_aws(tensor)
+            content.notes.append("rows of fc6 reordered from AWS Samples' (y, x, channel) to (channel, y, x)")
+        content.tensors[name] = tensor
+    if not is_aws and "box_heads.0.fc6.weight" in content.tensors:
         content.notes.append(
             "AWS Samples (its TensorFlow 2 code) uses the same names with fc6's rows in another order, "
             "which no file shows: if it is from there, say --from aws"
         )
-
-
-def _is_map(tensor: Tensor) -> bool:
-    return tensor.ndim == 2 and tensor.shape[1] % BOX_RESOLUTION**2 == 0

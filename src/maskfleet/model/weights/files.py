@@ -20,7 +20,7 @@ from torch import Tensor
 
 from maskfleet.config.model import ModelConfig
 from maskfleet.errors import WeightsError
-from maskfleet.model.weights.shapes import Scope, expected_shapes
+from maskfleet.model.weights.shapes import Scope, expected_shapes, scope_of
 from maskfleet.model.weights.tensorpack import RowOrder, npz_arrays
 from maskfleet.system.files import replacing
 
@@ -30,7 +30,6 @@ FORMAT_VERSION = 1
 _METADATA_KEY = "maskfleet"
 _MAX_HEADER = 100_000_000  # bytes, safetensors' own limit
 _KNOWN = "a TensorPack .npz, a torchvision .pth or a maskfleet .safetensors"
-_WRAPPERS = ("model", "state_dict")
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
@@ -63,7 +62,7 @@ def save_weights(path: Path, state: Mapping[str, Tensor], config: ModelConfig, c
     if categories and len(categories) != config.num_categories:
         raise WeightsError(
             f"{len(categories)} category names were given for a model of {config.num_categories} classes",
-            remedy="give one name a class, without background, in the order of the labels",
+            remedy="give one name per class, without background, in the order of the labels",
         )
     about = {"format": FORMAT_VERSION, "model": config.model_dump(mode="json"), "categories": list(categories)}
     # One entry, because safetensors writes several in random order and equal weights would make unequal files.
@@ -81,9 +80,18 @@ def save_tensorpack(
     _replace_file(path, lambda out: np.savez(out, **arrays))
 
 
+def check_suffix(path: Path) -> None:
+    """An error if no weights can be written to a file of this name."""
+    if path.suffix not in (".safetensors", ".npz"):
+        raise WeightsError(
+            f"{path} does not say by its suffix in which format to write",
+            remedy="end it in .safetensors (ours, with the configuration inside) or .npz (TensorPack)",
+        )
+
+
 def _check_state(state: Mapping[str, Tensor], config: ModelConfig) -> Scope:
     """What `config` says the state dict is: everything, or a backbone; an error if it is not that."""
-    scope: Scope = "backbone" if config.num_categories is None else "all"
+    scope = scope_of(config)
     expected = expected_shapes(config, scope)
     wrong = [name for name, shape in expected.items() if name not in state or tuple(state[name].shape) != shape]
     if wrong:
@@ -164,8 +172,7 @@ def _damaged(path: Path, reason: str) -> WeightsError:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _read_npz(path: Path) -> WeightsFile:
@@ -175,22 +182,18 @@ def _read_npz(path: Path) -> WeightsFile:
             try:
                 array = arrays[name]
             except ValueError as error:
-                raise _bad_array(path, name, error) from error
+                if "pickle" not in str(error).lower():
+                    raise
+                raise WeightsError(
+                    f"{path} holds pickled Python objects ({name}), which could run code when opened",
+                    remedy="save it again with plain arrays only: numpy.savez(path, **{name: array})",
+                ) from error
             if array.dtype.kind in "fiub":
                 # Torch takes no byte order but the machine's.
                 tensors[name] = torch.from_numpy(np.asarray(array, dtype=array.dtype.newbyteorder("=")))
             else:
                 ignored[name] = f"not numbers but {array.dtype}"
     return WeightsFile(path, "npz", tensors, ignored)
-
-
-def _bad_array(path: Path, name: str, error: ValueError) -> WeightsError:
-    if "pickle" in str(error).lower():
-        return WeightsError(
-            f"{path} holds pickled Python objects ({name}), which could run code when opened",
-            remedy="save it again with plain arrays only: numpy.savez(path, **{name: array})",
-        )
-    return _damaged(path, _first_line(error))
 
 
 def _read_pth(path: Path) -> WeightsFile:
@@ -201,7 +204,7 @@ def _read_pth(path: Path) -> WeightsFile:
             raise _refused_pickle(path, error) from error
     ignored: dict[str, str] = {}
     if isinstance(loaded, Mapping):
-        for wrapper in _WRAPPERS:
+        for wrapper in ("model", "state_dict"):
             if isinstance(loaded.get(wrapper), Mapping):
                 ignored = {
                     str(name): f"stands beside {wrapper!r} in a checkpoint" for name in loaded if name != wrapper
@@ -237,22 +240,18 @@ def _read_safetensors(path: Path) -> WeightsFile:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  not a mapping
     if _METADATA_KEY not in metadata:
         return WeightsFile(path, "safetensors", tensors)
-    config, categories = _read_metadata(path, metadata[_METADATA_KEY])
-    return WeightsFile(path, "safetensors", tensors, config=config, categories=categories)
-
-
-def _read_metadata(path: Path, text: str) -> tuple[ModelConfig, tuple[str, ...]]:
     try:
-        about = json.loads(text)
+        about = json.loads(metadata[_METADATA_KEY])
         version = about["format"]
         if version != FORMAT_VERSION:
             raise WeightsError(
                 f"{path} is in format {version}, and this maskfleet reads format {FORMAT_VERSION}",
                 remedy="use the maskfleet that wrote it, or a newer one",
             )
-        return ModelConfig.model_validate(about["model"]), tuple(str(name) for name in about["categories"])
+        config, categories = ModelConfig.model_validate(about["model"]), tuple(map(str, about["categories"]))
     except (KeyError, TypeError, ValueError) as error:
         raise WeightsError(
             f"{path} has an unreadable configuration inside: {_first_line(error)}",
             remedy="convert it again from the original weights",
         ) from error
+    return WeightsFile(path, "safetensors", tensors, config=config, categories=categories)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -15,13 +15,20 @@ from maskfleet.model.weights.shapes import Shape, in_backbone
 
 Dialect = Literal["tensorpack", "torchvision", "maskfleet"]
 
+OUR_NAME: dict[Dialect, Callable[[str], str | None]] = {
+    "tensorpack": tensorpack.our_name,
+    "torchvision": torchvision.our_name,
+    "maskfleet": in_backbone,
+}
+"""Our name for an entry of a file, the last ResNet group in the backbone; None if our networks have none."""
+
 STEM = "backbone.stem.conv.weight"
 _GROUP = re.compile(r"(?:backbone|box_heads\.0)\.group([0-3])\.(\d+)\.")
 
 
 def dialect_of(names: Collection[str]) -> Dialect | None:
     """Whose names these are, by the first convolution, which every file of weights has."""
-    if any(tensorpack.plain_name(name) == "conv0/W" for name in names):
+    if "conv0/W" in names or f"conv0/W{tensorpack.OUTPUT_NUMBER}" in names:
         return "tensorpack"
     if STEM in names:
         return "maskfleet"
@@ -36,19 +43,13 @@ def our_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     The last ResNet group is always in the backbone, and torchvision's 91 COCO rows are the 81 that are used.
     """
     dialect = dialect_of(shapes)
+    if dialect is None:
+        return {}
     ours: dict[str, Shape] = {}
     for name, shape in shapes.items():
-        match dialect:
-            case "tensorpack":
-                our_name, shape = tensorpack.our_name(tensorpack.plain_name(name)), tensorpack.our_shape(shape)
-            case "torchvision":
-                our_name = torchvision.our_name(name)
-            case "maskfleet":
-                our_name = in_backbone(name)
-            case None:
-                our_name = None
+        our_name = OUR_NAME[dialect](name)
         if our_name is not None:
-            ours[our_name] = shape
+            ours[our_name] = tensorpack.our_shape(shape) if dialect == "tensorpack" else shape
     logits = "box_heads.0.class_logits.weight"
     if dialect == "torchvision" and ours.get(logits, ())[:1] == (torchvision.COCO_ROWS,):
         ours[logits] = (len(torchvision.COCO_IDS) + 1, *ours[logits][1:])
@@ -87,13 +88,11 @@ def describe(config: ModelConfig) -> str:
 
 
 def _backbone_words(backbone: BackboneConfig) -> str:
-    match backbone.kind:
-        case "resnet":
-            other = f"ResNet {','.join(map(str, backbone.blocks))}"
-            depth = {R50_BLOCKS: "R50", R101_BLOCKS: "R101"}.get(backbone.blocks, other)
-            return depth if backbone.stem_channels == 64 else f"{depth} with {backbone.stem_channels} channels"
-        case kind:
-            return kind
+    if backbone.kind != "resnet":
+        return backbone.kind
+    other = f"ResNet {','.join(map(str, backbone.blocks))}"
+    depth = {R50_BLOCKS: "R50", R101_BLOCKS: "R101"}.get(backbone.blocks, other)
+    return depth if backbone.stem_channels == 64 else f"{depth} with {backbone.stem_channels} channels"
 
 
 def _backbone_facts(shapes: Mapping[str, Shape]) -> dict[str, Any]:

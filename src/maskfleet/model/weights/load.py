@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,20 +13,13 @@ from torch import Tensor, nn
 
 from maskfleet.config.model import ModelConfig
 from maskfleet.errors import WeightsError
+from maskfleet.model.build import build_mask_rcnn
 from maskfleet.model.weights import torchvision
-from maskfleet.model.weights.content import (
-    KINDS,
-    Content,
-    Source,
-    age_note,
-    file_config,
-    file_content,
-    pixel_note,
-)
+from maskfleet.model.weights.content import KINDS, Content, Source, advice, file_config, file_content
 from maskfleet.model.weights.files import WeightsFile, read_file
 from maskfleet.model.weights.guess import describe
 from maskfleet.model.weights.report import LoadReport
-from maskfleet.model.weights.shapes import Scope, Shape, class_layers, expected_shapes, in_model
+from maskfleet.model.weights.shapes import Scope, Shape, class_layers, expected_shapes, in_model, scope_of
 
 OnClassMismatch = Literal["error", "reinit"]
 
@@ -76,12 +71,32 @@ def fit(
     by_class = class_layers(config) if scope == "all" else frozenset()
     bad_shapes = set(report.other_shape) - by_class
     may_lack = _optional(report, config) if on_class_mismatch == "reinit" else frozenset()
-    if bad_shapes or set(report.missing) - may_lack or _is_other_network(file, report, config, scope):
+    # Tensors may be left over because the file's network is deeper than, or otherwise unlike, the model.
+    is_other = report.unexpected and _differences(file_config(file), config, scope)
+    if bad_shapes or set(report.missing) - may_lack or is_other:
         raise _misfit(file, report, config, scope)
     if report.other_shape and on_class_mismatch == "error":
         raise _class_mismatch(file, report, config)
     assert set(fitted.tensors) | set(report.missing) | set(report.other_shape) == set(expected)
     return fitted
+
+
+def whole_state(
+    file: WeightsFile, config: ModelConfig, *, source: Source = "auto", reinit_heads: bool = False
+) -> tuple[dict[str, Tensor], LoadReport]:
+    """Every tensor of `config`'s network from `file`; the ResNet alone if the number of classes is unknown.
+
+    With `reinit_heads`, layers that the file has for another number of classes, or a mask head that it lacks, get
+    new random values, always the same ones.
+    """
+    mismatch: OnClassMismatch = "reinit" if reinit_heads else "error"
+    fitted = fit(file, config, scope=scope_of(config), source=source, on_class_mismatch=mismatch)
+    if fitted.report.complete:
+        return fitted.tensors, fitted.report
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        fresh = build_mask_rcnn(config).state_dict()
+    return fresh | fitted.tensors, fitted.report
 
 
 def compare(file: WeightsFile, content: Content, config: ModelConfig, *, scope: Scope = "all") -> Fit:
@@ -105,7 +120,6 @@ def compare(file: WeightsFile, content: Content, config: ModelConfig, *, scope: 
             tensors[name] = _checked(tensor, file_name, file.path)
             if tensor.dtype != torch.float32:
                 converted[name] = f"stored as {str(tensor.dtype).removeprefix('torch.')}"
-    notes = [*content.notes, age_note(file, config) if scope == "all" else None, pixel_note(content, config)]
     report = LoadReport(
         file=str(file.path),
         kind=f"{KINDS[content.source]} {file.container}",
@@ -115,7 +129,7 @@ def compare(file: WeightsFile, content: Content, config: ModelConfig, *, scope: 
         ignored=ignored,
         other_shape=other_shape,
         converted=converted,
-        notes=tuple(note for note in notes if note is not None),
+        notes=(*content.notes, *advice(file, content, config, scope)),
     )
     return Fit(tensors, report)
 
@@ -152,14 +166,8 @@ def _optional(report: LoadReport, config: ModelConfig) -> frozenset[str]:
     return frozenset(mask) if set(mask) <= set(report.missing) else frozenset()
 
 
-def _is_other_network(file: WeightsFile, report: LoadReport, config: ModelConfig, scope: Scope) -> bool:
-    """Whether tensors are left over because the file's network is deeper than, or otherwise unlike, the model."""
-    return bool(report.unexpected) and bool(_differences(file, config, scope))
-
-
-def _differences(file: WeightsFile, config: ModelConfig, scope: Scope) -> dict[str, Any]:
+def _differences(theirs: ModelConfig | None, config: ModelConfig, scope: Scope) -> dict[str, Any]:
     """The fields in which the file's network is not the model's, with the file's values."""
-    theirs = file_config(file)
     if theirs is None:
         return {}
     fields = ["backbone.kind", "backbone.blocks", "backbone.stem_channels", "backbone.norm"]
@@ -167,7 +175,7 @@ def _differences(file: WeightsFile, config: ModelConfig, scope: Scope) -> dict[s
         fields += _detector_fields(theirs)
     if not config.mask:
         fields = [path for path in fields if not path.startswith("mask")]  # an extra mask head is ignored
-    changed = {path: _value(theirs, path) for path in fields if _value(theirs, path) != _value(config, path)}
+    changed = {path: value for path in fields if (value := attrgetter(path)(theirs)) != attrgetter(path)(config)}
     if {theirs.backbone.norm, config.backbone.norm} == {"FreezeBN", "SyncBN"}:
         del changed["backbone.norm"]  # the same tensors, trained differently
     return changed
@@ -184,13 +192,6 @@ def _detector_fields(config: ModelConfig) -> list[str]:
     if config.box_head.kind != "2fc":
         fields.append("box_head.conv_channels")
     return [*fields, "mask_head.kind"] if config.mask else fields
-
-
-def _value(config: ModelConfig, path: str) -> Any:
-    value: Any = config
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value
 
 
 def _misfit(file: WeightsFile, report: LoadReport, config: ModelConfig, scope: Scope) -> WeightsError:
@@ -212,7 +213,7 @@ def _misfit(file: WeightsFile, report: LoadReport, config: ModelConfig, scope: S
     )
     if scope == "all" and theirs.num_categories is None:
         return WeightsError(what, remedy=f"load it as the backbone alone: model.backbone.weights={file.path}")
-    changes = _differences(file, config, scope)
+    changes = _differences(theirs, config, scope)
     if not changes:
         return WeightsError(what, remedy="the file lacks a part of its own network; download or convert it again")
     if set(changes) == {"mask"} and config.mask:
@@ -233,6 +234,4 @@ def _class_mismatch(file: WeightsFile, report: LoadReport, config: ModelConfig) 
 
 
 def _spelled(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"[{','.join(map(str, value))}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

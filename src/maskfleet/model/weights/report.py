@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from maskfleet.model.weights.shapes import Shape
-
-_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +27,7 @@ class LoadReport:
         """Whether every tensor of the model was filled from the file."""
         return not self.missing and not self.other_shape
 
-    def render(self, *, limit: int = _SHOWN) -> str:
+    def render(self, *, limit: int = 8) -> str:
         """The report as text, at most `limit` names per section; the counts are complete."""
         lines = [f"{self.file} ({self.kind})"]
         lines += _section("matched", [], len(self.matched), limit)
@@ -46,10 +43,6 @@ class LoadReport:
             lines += _section("made float32", _by_reason(self.converted), len(self.converted), limit)
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
-
-    def as_json(self) -> dict[str, Any]:
-        """The report as plain lists and dicts."""
-        return asdict(self)
 
 
 def _section(title: str, entries: list[str], count: int, limit: int) -> list[str]:

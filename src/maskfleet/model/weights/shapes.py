@@ -25,6 +25,11 @@ def expected_shapes(config: ModelConfig, scope: Scope = "all") -> dict[str, Shap
     return {name: shape for name, shape in shapes.items() if in_backbone(name).startswith("backbone.")}
 
 
+def scope_of(config: ModelConfig) -> Scope:
+    """What weights of `config` hold: the backbone alone if the number of classes is unknown."""
+    return "backbone" if config.num_categories is None else "all"
+
+
 def class_layers(config: ModelConfig) -> frozenset[str]:
     """Our names of the tensors whose shape depends on the number of classes."""
     shapes = tensor_shapes(config)

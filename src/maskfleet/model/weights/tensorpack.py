@@ -6,9 +6,8 @@ TensorPack stores convolutions [H, W, I, O], transposed ones [H, W, O, I] and fu
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -18,9 +17,15 @@ from torch import Tensor
 from maskfleet.config.model import ModelConfig
 from maskfleet.model.heads.fpn import BOX_RESOLUTION
 from maskfleet.model.weights.shapes import Scope, Shape, expected_shapes, in_backbone
+from maskfleet.model.weights.templates import renamed
 
 RowOrder = Literal["tensorpack", "aws"]
 
+# The order of axes by their number; vectors stay as they are.
+_OUR_AXES = {4: (3, 2, 0, 1), 2: (1, 0)}
+_THEIR_AXES = {4: (2, 3, 1, 0), 2: (1, 0)}
+
+OUTPUT_NUMBER = ":0"  # TensorFlow puts it behind the name of a variable
 _LEAVES = (("W", "weight"), ("b", "bias"))
 _NORM_LEAVES = (("gamma", "weight"), ("beta", "bias"), ("mean/EMA", "running_mean"), ("variance/EMA", "running_var"))
 
@@ -44,17 +49,21 @@ _MODULES = (
     ("maskrcnn/deconv", "mask_head.deconv"),
     ("maskrcnn/conv", "mask_head.logits"),
 )
-_BOX_LAYERS = (
-    ("class", "class_logits"),
-    ("box", "box_deltas"),
-    ("gn{n}", "norm{n}"),
-    ("conv{n}", "conv{n}"),
-    ("fc", "fc"),
-    ("fc6", "fc6"),
-    ("fc7", "fc7"),
-)
-_BOX_SCOPE = re.compile(r"(?:fastrcnn|cascade_rcnn_stage(?P<stage>[123])/(?:head|outputs))/(?:outputs/)?(?P<layer>\w+)")
-_BOX_MODULE = re.compile(r"box_heads\.(?P<stage>\d)\.(?P<layer>\w+)")
+_BOX_OUTPUTS = (("class", "class_logits"), ("box", "box_deltas"))
+_BOX_LAYERS = (("gn{n}", "norm{n}"), ("conv{n}", "conv{n}"), ("fc", "fc"), ("fc6", "fc6"), ("fc7", "fc7"))
+
+
+def _box_modules(layers: str, outputs: str, ours: str) -> list[tuple[str, str]]:
+    """Templates of a box head whose layers, outputs and module of ours have these prefixes."""
+    pairs = [(layers + theirs, ours + layer) for theirs, layer in _BOX_LAYERS]
+    return pairs + [(outputs + theirs, ours + layer) for theirs, layer in _BOX_OUTPUTS]
+
+
+_C4_BOXES = _box_modules("fastrcnn/", "fastrcnn/", "box_heads.0.")
+_FPN_BOXES = _box_modules("fastrcnn/", "fastrcnn/outputs/", "box_heads.0.")
+_CASCADE = "cascade_rcnn_stage{stage+1}"
+_CASCADE_BOXES = _box_modules(f"{_CASCADE}/head/", f"{_CASCADE}/outputs/", "box_heads.{stage}.")
+
 _IGNORED = (
     (r"learning_rate|global_step", "state of the training, not of the network"),
     (r".+/(Momentum|Adam|Adam_1)", "state of the optimiser"),
@@ -64,16 +73,13 @@ _IGNORED = (
 )
 
 
-def plain_name(name: str) -> str:
-    """`name` without the output number that TensorFlow puts behind a variable."""
-    return name.removesuffix(":0")
-
-
 def our_name(name: str) -> str | None:
     """Our name for a TensorPack variable, the last group always in the backbone; None if the network has none."""
+    name = name.removesuffix(OUTPUT_NUMBER)
     for leaf, ours in (*_LEAVES, *_NORM_LEAVES):
         if name.endswith("/" + leaf):
-            module = _our_module(name.removesuffix("/" + leaf))
+            modules = (*_MODULES, *_C4_BOXES, *_FPN_BOXES, *_CASCADE_BOXES)
+            module = renamed(name.removesuffix("/" + leaf), modules)
             return None if module is None else f"{module}.{ours}"
     return None
 
@@ -81,7 +87,9 @@ def our_name(name: str) -> str | None:
 def tensorpack_name(name: str, config: ModelConfig) -> str:
     """TensorPack's name for one of our tensors: the inverse of `our_name`."""
     module, _, leaf = in_backbone(name).rpartition(".")
-    scope = _their_scope(module, config)
+    boxes = _CASCADE_BOXES if config.cascade else _FPN_BOXES if config.architecture == "fpn" else _C4_BOXES
+    norm = "gn" if config.backbone.norm == "GN" else "bn"
+    scope = renamed(module, [(ours, theirs) for theirs, ours in (*_MODULES, *boxes)], norm=norm)
     assert scope is not None, f"TensorPack has no {name}"
     leaves = {ours: theirs for theirs, ours in (_NORM_LEAVES if "norm" in module.rpartition(".")[2] else _LEAVES)}
     return f"{scope}/{leaves[leaf]}"
@@ -89,17 +97,13 @@ def tensorpack_name(name: str, config: ModelConfig) -> str:
 
 def ignored_reason(name: str) -> str | None:
     """Why a variable of a TensorPack file does not belong to the network; None if there is no known reason."""
+    name = name.removesuffix(OUTPUT_NUMBER)
     return next((reason for pattern, reason in _IGNORED if re.fullmatch(pattern, name)), None)
 
 
 def our_shape(shape: Shape) -> Shape:
     """The shape of one of TensorPack's tensors after `from_npz`."""
-    match shape:
-        case (height, width, third, fourth):
-            return (fourth, third, height, width)
-        case (rows, columns):
-            return (columns, rows)
-    return shape
+    return tuple(shape[axis] for axis in _OUR_AXES.get(len(shape), range(len(shape))))
 
 
 def from_npz(tensor: Tensor) -> Tensor:
@@ -107,12 +111,7 @@ def from_npz(tensor: Tensor) -> Tensor:
 
     The same permutation turns a transposed convolution [H, W, O, I] into torch's [I, O, H, W].
     """
-    match tensor.ndim:
-        case 4:
-            return tensor.permute(3, 2, 0, 1)
-        case 2:
-            return tensor.T
-    return tensor
+    return tensor.permute(tuple(_OUR_AXES.get(tensor.ndim, range(tensor.ndim))))
 
 
 def rows_from_aws(weight: Tensor) -> Tensor:
@@ -136,47 +135,6 @@ def npz_arrays(
         tensor = state[name].detach().cpu()
         if name.endswith(".fc6.weight") and rows == "aws":
             tensor = rows_to_aws(tensor)
-        match tensor.ndim:
-            case 4:
-                tensor = tensor.permute(2, 3, 1, 0)
-            case 2:
-                tensor = tensor.T
+        tensor = tensor.permute(tuple(_THEIR_AXES.get(tensor.ndim, range(tensor.ndim))))
         arrays[tensorpack_name(name, config)] = np.ascontiguousarray(tensor.float().numpy())
     return arrays
-
-
-def _our_module(scope: str) -> str | None:
-    box_head = _BOX_SCOPE.fullmatch(scope)
-    if box_head is None:
-        return _renamed(scope, _MODULES)
-    layer = _renamed(box_head["layer"], _BOX_LAYERS)
-    return None if layer is None else f"box_heads.{int(box_head['stage'] or 1) - 1}.{layer}"
-
-
-def _their_scope(module: str, config: ModelConfig) -> str | None:
-    box_head = _BOX_MODULE.fullmatch(module)
-    if box_head is None:
-        norm = "gn" if config.backbone.norm == "GN" else "bn"
-        return _renamed(module, [(ours, theirs) for theirs, ours in _MODULES], norm=norm)
-    layer = _renamed(box_head["layer"], [(ours, theirs) for theirs, ours in _BOX_LAYERS])
-    if layer in ("class", "box") and config.architecture == "fpn":
-        layer = f"outputs/{layer}"
-    elif config.cascade:
-        layer = f"head/{layer}"
-    return f"cascade_rcnn_stage{int(box_head['stage']) + 1}/{layer}" if config.cascade else f"fastrcnn/{layer}"
-
-
-def _renamed(text: str, templates: Iterable[tuple[str, str]], **fields: str) -> str | None:
-    """`text` rewritten by the first pair of templates whose left side matches all of it; None if there is none."""
-    for left, right in templates:
-        match = _pattern(left).fullmatch(text)
-        if match is not None:
-            return right.format(**fields, **match.groupdict())
-    return None
-
-
-@functools.cache
-def _pattern(template: str) -> re.Pattern[str]:
-    """A template as a regular expression: {norm} matches bn or gn, every other field a number."""
-    escaped = template.replace(".", r"\.").replace("{norm}", "[bg]n")
-    return re.compile(re.sub(r"{(\w+)}", r"(?P<\1>\\d+)", escaped))

@@ -1,8 +1,8 @@
-"""Mask targets from outlines: a program a box, which walks only the edges of its own instance.
+"""Mask targets from outlines: one program per box, which walks only the edges of its own instance.
 
-`maskfleet.ops.masks` tells the rule; its double precision arithmetic is repeated here operation by operation.
+`maskfleet.ops.masks` describes the rule; its double precision arithmetic is repeated here operation by operation.
 
-Shapes: N boxes of all images, E edges of all images, r target cells a side, J = 2 r pixel rows, or columns, of a box.
+Shapes: N boxes of all images, E edges of all images, r target cells per side, J = 2 r pixel rows, or columns, of a box.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
@@ -66,7 +66,7 @@ def _draw(
     flat, walk_x, walk_y, low, high, slope, part, starts, counts, y_pixels, x_pixels,
     y_fraction, x_fraction, y_on_canvas, x_on_canvas, targets, resolution, part_groups, SIDE: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """One box. A word a pixel holds the parity of each part: whether an odd number of its toggles lie at or above."""
+    """One box. A word per pixel holds the parity of each part: whether an odd number of its toggles lie at or above."""
     box = tl.program_id(0)
     side = tl.arange(0, SIDE)
     here = side < resolution

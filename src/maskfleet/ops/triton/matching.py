@@ -1,6 +1,6 @@
 """Which ground truth each anchor fits best, without a table of all pairs.
 
-`maskfleet.ops.matching` tells the rule and why the overlaps are computed in double precision.
+`maskfleet.ops.matching` describes the rule and why the overlaps are computed in double precision.
 
 Shapes: B images, N anchors, G ground truths (padded), n blocks of anchors.
 """
@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from maskfleet.ops.triton.nms import corners
 
 _ANCHORS = 512  # of one program
 
@@ -64,7 +66,7 @@ def _match(
     """Label by overlap alone, -1 in between; and each truth's best overlap with this block's anchors in the image."""
     block, image = tl.program_id(0), tl.program_id(1)
     anchor = block * ANCHORS + tl.arange(0, ANCHORS)
-    x1, y1, x2, y2 = _anchor_corners(anchors, anchor, num_anchors)
+    x1, y1, x2, y2 = corners(anchors, anchor, num_anchors)
     inside = _is_inside(x1, y1, x2, y2, sizes, image) & (anchor < num_anchors)
     best_iou = tl.full([ANCHORS], -1.0, tl.float64)
     truth_of = tl.zeros([ANCHORS], tl.int64)
@@ -98,7 +100,7 @@ def _raise_best(
         wanted = tl.load(best_of_truth + number)
         # Anchors outside the image may attain it too, but stay unlabelled: the block's best inside decides.
         if (tl.load(valid + number) != 0) & (tl.load(best + number * num_blocks + block) == wanted):
-            x1, y1, x2, y2 = _anchor_corners(anchors, anchor, num_anchors)
+            x1, y1, x2, y2 = corners(anchors, anchor, num_anchors)
             iou = _iou(x1, y1, x2, y2, boxes + number * 4)
             place = labels + image.to(tl.int64) * num_anchors + anchor
             label = tl.load(place, mask=anchor < num_anchors, other=0)
@@ -110,20 +112,10 @@ def _raise_best(
 def _hide_outside(anchors, sizes, labels, num_anchors, ANCHORS: tl.constexpr):  # noqa: N803
     image = tl.program_id(1)
     anchor = tl.program_id(0) * ANCHORS + tl.arange(0, ANCHORS)
-    x1, y1, x2, y2 = _anchor_corners(anchors, anchor, num_anchors)
+    x1, y1, x2, y2 = corners(anchors, anchor, num_anchors)
     outside = ~_is_inside(x1, y1, x2, y2, sizes, image) & (anchor < num_anchors)
     place = labels + image.to(tl.int64) * num_anchors + anchor
     tl.store(place, tl.full([ANCHORS], -1, tl.int8), mask=outside)
-
-
-@triton.jit
-def _anchor_corners(anchors, anchor, num_anchors):
-    here = anchor < num_anchors
-    x1 = tl.load(anchors + anchor * 4, mask=here, other=0.0)
-    y1 = tl.load(anchors + anchor * 4 + 1, mask=here, other=0.0)
-    x2 = tl.load(anchors + anchor * 4 + 2, mask=here, other=0.0)
-    y2 = tl.load(anchors + anchor * 4 + 3, mask=here, other=0.0)
-    return x1, y1, x2, y2
 
 
 @triton.jit

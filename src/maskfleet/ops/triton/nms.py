@@ -17,7 +17,7 @@ _STRIKERS = 64  # boxes whose strikes one program finds
 
 
 def nms_keep(boxes: Tensor, valid: Tensor, threshold: float) -> Tensor:
-    """Which boxes [M, N, 4] of the `valid` [M, N] suppression keeps -> [M, N] bool; `maskfleet.ops.nms` tells how."""
+    """Which boxes [M, N, 4] of the `valid` [M, N] suppression keeps -> [M, N] bool; see `maskfleet.ops.nms`."""
     rows, num_boxes = valid.shape
     keep = torch.empty_like(valid, dtype=torch.bool, memory_format=torch.contiguous_format)
     if keep.numel() == 0:
@@ -42,8 +42,8 @@ def _strike_words(boxes, words, num_boxes, num_words, threshold, STRIKERS: tl.co
     if word * 32 + 31 > first:
         a = first + tl.arange(0, STRIKERS)
         b = word * 32 + tl.arange(0, 32)
-        ax1, ay1, ax2, ay2 = _corners(boxes + row * num_boxes * 4, a, num_boxes)
-        bx1, by1, bx2, by2 = _corners(boxes + row * num_boxes * 4, b, num_boxes)
+        ax1, ay1, ax2, ay2 = corners(boxes + row * num_boxes * 4, a, num_boxes)
+        bx1, by1, bx2, by2 = corners(boxes + row * num_boxes * 4, b, num_boxes)
         a_area = tl.maximum(ax2 - ax1, 0.0) * tl.maximum(ay2 - ay1, 0.0)
         b_area = tl.maximum(bx2 - bx1, 0.0) * tl.maximum(by2 - by1, 0.0)
         width = tl.maximum(tl.minimum(ax2[:, None], bx2[None, :]) - tl.maximum(ax1[:, None], bx1[None, :]), 0.0)
@@ -56,7 +56,8 @@ def _strike_words(boxes, words, num_boxes, num_words, threshold, STRIKERS: tl.co
 
 
 @triton.jit
-def _corners(boxes, index, num_boxes):
+def corners(boxes, index, num_boxes):
+    """x1, y1, x2, y2 of the boxes `index`; 0 beyond the last box."""
     here = index < num_boxes
     x1 = tl.load(boxes + index * 4, mask=here, other=0.0)
     y1 = tl.load(boxes + index * 4 + 1, mask=here, other=0.0)

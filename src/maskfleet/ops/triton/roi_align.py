@@ -1,11 +1,11 @@
 """ROIAlign over a whole pyramid, one launch each way; features are read in place, channels last.
 
-The way back gathers: a program takes one box and makes every cell under it from the gradients of the bins that read
-the cell, so a cell is added to memory once a box. Those additions are atomic: their order, and with it the last bits
-of a gradient, changes from run to run.
+The backward kernel gathers: a program takes one box and makes every cell under it from the gradients of the bins that
+read the cell, so a cell is added to memory once per box. Those additions are atomic: their order, and with it the last
+bits of a gradient, changes from run to run.
 
-Shapes: B images, K boxes an image, N = B K, C channels, L <= 4 levels, h x w one level's map, r bins a side,
-s samples a bin side.
+Shapes: B images, K boxes per image, N = B K, C channels, L <= 4 levels, h x w one level's map, r bins per side,
+s samples per bin side.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
@@ -21,7 +21,7 @@ from torch import Tensor
 
 MAX_LEVELS = 4
 _CHANNELS = 256  # of one program
-_CELLS = 32  # of a row that one step of the way back makes
+_CELLS = 32  # of a row that one step of the backward kernel makes
 _SMALLEST_DOT = 16
 
 
@@ -37,7 +37,7 @@ def roi_align(
 ) -> Tensor:
     """Bins of `boxes` [B, K, 4] float32 from `features` [B, C, h, w] of their `levels` [B, K] -> [B, K, r, r, C].
 
-    `extents` [L, B, 2] int64 is each image's own (height, width) in each map; `maskfleet.ops.roi_align` tells the rest.
+    `extents` [L, B, 2] int64 is each image's own (height, width) in each map; see `maskfleet.ops.roi_align`.
     """
     channels = features[0].shape[1]
     features = [feature.contiguous(memory_format=torch.channels_last) for feature in features]
