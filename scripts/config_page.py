@@ -10,8 +10,9 @@ from typing import Any
 from maskfleet.config.base import Config
 from maskfleet.config.fields import ConfigField, walk_fields
 from maskfleet.config.launch import EksLaunch, LocalLaunch, SageMakerChannel, SageMakerLaunch, SshLaunch
+from maskfleet.config.legacy.names import TABLE
 from maskfleet.config.legacy.row import Alias, Mapped
-from maskfleet.config.legacy.table import TABLE, row_of
+from maskfleet.config.legacy.table import row_of
 from maskfleet.config.recipes import FASTER, RECIPES
 from maskfleet.config.run import RunConfig, SplitConfig
 

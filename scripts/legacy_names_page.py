@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from maskfleet.config.legacy.row import Alias, Explained, Mapped, Nested, Row
-from maskfleet.config.legacy.table import TABLE, row_of
+from maskfleet.config.legacy.names import TABLE
+from maskfleet.config.legacy.row import Alias, Mapped, Nested, Removed, Row
+from maskfleet.config.legacy.table import row_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "legacy-names.md"
 
@@ -47,7 +48,7 @@ def _ours(row: Row) -> str:
             return ", ".join(f"`{path}`" for path in row.paths)
         case Alias():
             return _ours(row_of(row.of))
-        case Explained() | Nested():
+        case Removed() | Nested():
             return "–"
 
 
@@ -59,7 +60,7 @@ def _remark(row: Row) -> str:
             return f"As `{row.of}`. {row.note}".strip()
         case Nested():
             return row.note
-        case Explained():
+        case Removed():
             does_nothing = f" {_or(row.accepts)} is accepted without effect." if row.accepts else ""
             return f"{_sentence(row.why)} {_sentence(row.remedy)}{does_nothing}"
 

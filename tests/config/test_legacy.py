@@ -14,8 +14,9 @@ from old_names import AWS_SAMPLES_KEYS, CHART_NAMES, NEW_HERE, SAGEMAKER_NAMES, 
 
 from maskfleet.config.base import replaced
 from maskfleet.config.fields import walk_fields
+from maskfleet.config.legacy.names import TABLE
 from maskfleet.config.legacy.row import Mapped
-from maskfleet.config.legacy.table import TABLE, is_legacy, translate
+from maskfleet.config.legacy.table import is_legacy, translate
 from maskfleet.config.run import RunConfig
 from maskfleet.errors import ConfigError
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from maskfleet.config.base import Config
 from maskfleet.config.fields import ConfigField, nearest, walk_fields
-from maskfleet.config.legacy.row import Explained, Mapped
-from maskfleet.config.legacy.table import TABLE, is_legacy, row_of
+from maskfleet.config.legacy.names import TABLE
+from maskfleet.config.legacy.row import Mapped, Removed
+from maskfleet.config.legacy.table import is_legacy, row_of
 from maskfleet.config.run import RunConfig
 from maskfleet.errors import ConfigError
 
@@ -29,14 +30,14 @@ def _old_name_text(name: str, fields: dict[str, ConfigField]) -> str:
     row = row_of(name)
     if isinstance(row, Mapped):
         return "\n".join([f"{name} is an old name for", *(_field_text(fields[path]) for path in row.paths)])
-    if isinstance(row, Explained):
+    if isinstance(row, Removed):
         return f"{name} is an old name without a meaning here: {row.why}\n  → {row.remedy}\n"
     return f"{name}: {row.note}\n"
 
 
 def _field_text(field: ConfigField) -> str:
     lines = [field.path, f"  {field.help}", f"  takes:   {field.takes}", f"  default: {_shown(field.default)}"]
-    rows = [row for rows in TABLE.values() for row in rows if not isinstance(row, Explained)]
+    rows = [row for rows in TABLE.values() for row in rows if not isinstance(row, Removed)]
     meanings = {row.name: row_of(row.name) for row in rows}
     old = [name for name, row in meanings.items() if isinstance(row, Mapped) and field.path in row.paths]
     if old:

@@ -15,8 +15,8 @@ from maskfleet.config.fields import nearest, walk_fields
 from maskfleet.config.launch import DEFAULT_TARGET, LAUNCH_ADAPTER, LAUNCH_CLASSES, AnyLaunch
 from maskfleet.config.launch_errors import launch_problems
 from maskfleet.config.legacy.table import is_legacy, translate
-from maskfleet.config.recipes import FASTER, RECIPES, recipe
-from maskfleet.config.run import RunConfig
+from maskfleet.config.recipes import FASTER, recipe
+from maskfleet.config.run import ALTERNATIVES, RunConfig
 from maskfleet.config.yaml import dump_mapping, line_of, parse_value, plain, read_mapping
 from maskfleet.errors import ConfigError
 from maskfleet.system.files import write_atomically
@@ -26,9 +26,6 @@ RUN_FILE = "run.yaml"
 
 # TensorPack's and AWS Samples' presets allow any model.mask; the other recipes are named after what they train.
 _SWITCHABLE = {name for base in ("standard", "optimized") for name in (base, FASTER + base)}
-
-# Pairs of fields for one setting in two units: setting one clears the other.
-_ALTERNATIVES = (("train.step_schedule", "train.epoch_schedule"), ("train.images_per_epoch", "train.steps_per_epoch"))
 
 # What may change when a run resumes: paths, and how often it logs, evaluates and saves; not what it computes.
 _FREE_TO_CHANGE = (
@@ -42,6 +39,7 @@ _FREE_TO_CHANGE = (
 )
 
 _FIELDS = {field.path: field for field in walk_fields(RunConfig)}
+_ALL_FIELDS = "`maskfleet config show` lists every field"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ def resolve(
     config = _validated(data, origins)
     if name not in _SWITCHABLE and config.model.mask == name.startswith(FASTER):
         if recipe_name or in_file is not None:
-            _raise_mask_switch(name, config.model.mask)
+            raise _mask_switch(name, config.model.mask)
         config = replaced(config, {"recipe": FASTER + name})  # the user did not name a recipe
     return Resolved(config, launch, origins)
 
@@ -125,13 +123,12 @@ def write_run_file(run_dir: Path, config: RunConfig) -> Path:
         changed = differences(load(path), config)
         if not changed:
             return path
-        changed = {
-            name: (was, now)
+        lines = "\n".join(
+            f"    {name}: there {was!r}, here {now!r}"
             for name, (was, now) in changed.items()
             if not name.startswith(_FREE_TO_CHANGE) and was != ["auto"]  # auto is replaced by the sets in data.root
-        }
-        if changed:
-            lines = "\n".join(f"    {name}: there {was!r}, here {now!r}" for name, (was, now) in changed.items())
+        )
+        if lines:
             raise ConfigError(
                 f"{run_dir} holds another run, which differs in\n{lines}",
                 remedy=f"choose another run directory, or continue that run with --config {path}",
@@ -157,13 +154,10 @@ def _launch_section(mapping: CommentedMap, file: Path | None) -> AnyLaunch | Non
     try:
         return LAUNCH_ADAPTER.validate_python(data)
     except ValidationError as error:
-        raise _launch_error(error, file) from None
-
-
-def _launch_error(error: ValidationError, file: Path | None) -> ConfigError:
-    lines = [f"{file}: launch: {problem}" for problem in launch_problems(error)]
-    *most, last = LAUNCH_CLASSES
-    return ConfigError("\n".join(lines), remedy=f"launch.on is {', '.join(most)} or {last}; the fields depend on it")
+        lines = "\n".join(f"{file}: launch: {problem}" for problem in launch_problems(error))
+        *most, last = LAUNCH_CLASSES
+        remedy = f"launch.on is {', '.join(most)} or {last}; the fields depend on it"
+        raise ConfigError(lines, remedy=remedy) from None
 
 
 def _file_assignments(mapping: CommentedMap, file: Path | None, prefix: str = "") -> Iterator[Assignment]:
@@ -217,26 +211,20 @@ def _checked(assignment: Assignment) -> Assignment:
 
 def _unknown(path: str, origin: str) -> ConfigError:
     near = nearest(path, _FIELDS)
-    hint = f"did you mean {near}?" if near else "`maskfleet config show` lists every field"
-    return ConfigError(f"{origin}: there is no field {path}", remedy=hint)
+    return ConfigError(f"{origin}: there is no field {path}", remedy=f"did you mean {near}?" if near else _ALL_FIELDS)
 
 
 def _with_alternatives_cleared(layer: list[Assignment]) -> list[Assignment]:
     """`layer`, where setting a field also clears its alternative in another unit."""
-    result = list(layer)
-    for pair in _ALTERNATIVES:
-        given = {a.path: a for a in layer if a.path in pair and a.value is not None}
-        if len(given) == 2:
-            one, other = given.values()
+    given = {a.path: a for a in layer if a.path in ALTERNATIVES and a.value is not None}
+    for path, one in given.items():
+        other = given.get(ALTERNATIVES[path])
+        if other is not None:
             raise ConfigError(
-                f"{one.path} ({one.origin}) and {other.path} ({other.origin}) are the same setting in two units",
+                f"{path} ({one.origin}) and {other.path} ({other.origin}) are the same setting in two units",
                 remedy="keep one of them",
             )
-        if len(given) == 1:
-            [(path, assignment)] = given.items()
-            other_path = pair[0] if path == pair[1] else pair[1]
-            result.append(Assignment(other_path, None, assignment.origin))
-    return result
+    return layer + [Assignment(ALTERNATIVES[path], None, one.origin) for path, one in given.items()]
 
 
 def _assign(data: dict[str, Any], assignment: Assignment) -> None:
@@ -256,11 +244,7 @@ def _validated(data: dict[str, Any], origins: dict[str, str]) -> RunConfig:
         problems = error.errors(include_url=False, include_context=False)
         lines = dict.fromkeys(_describe(problem, origins) for problem in problems)
         path = _field_path(problems[0]["loc"])
-        remedy = (
-            f"`maskfleet config explain {path}` says what it takes"
-            if path
-            else "`maskfleet config show` lists every field"
-        )
+        remedy = f"`maskfleet config explain {path}` says what it takes" if path else _ALL_FIELDS
         raise ConfigError("\n".join(lines), remedy=remedy) from None
 
 
@@ -285,10 +269,9 @@ def _field_path(location: Iterable[int | str]) -> str:
     return path
 
 
-def _raise_mask_switch(name: str, mask: bool) -> None:
+def _mask_switch(name: str, mask: bool) -> ConfigError:
     other = name.removeprefix(FASTER) if mask else FASTER + name
-    assert other in RECIPES
-    raise ConfigError(
+    return ConfigError(
         f"recipe {name} needs model.mask={str(not mask).lower()}, but model.mask is {str(mask).lower()}",
         remedy=f"use --recipe {other}",
     )

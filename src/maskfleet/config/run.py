@@ -12,6 +12,10 @@ from maskfleet.config.model import ModelConfig, Share
 
 ImagesPerGpu = Annotated[int, Field(ge=1, le=256)]
 
+# Pairs of fields for one setting in two units: setting one clears the other.
+_PAIRS = (("train.step_schedule", "train.epoch_schedule"), ("train.images_per_epoch", "train.steps_per_epoch"))
+ALTERNATIVES = {one: other for pair in _PAIRS for one, other in (pair, pair[::-1])}
+
 
 def _rising(values: tuple[float, ...]) -> bool:
     """Whether there are values, in strictly ascending order."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from maskfleet.config.legacy.values import Kind
 
@@ -17,7 +15,6 @@ class Mapped:
     path: str | tuple[str, ...]
     kind: Kind
     note: str = ""
-    also: Mapping[str, Any] = field(default_factory=dict)  # other fields that the name also sets
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -35,7 +32,7 @@ class Alias:
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class Removed:
     """An old name without a meaning here: why, and what to do. Its old default is accepted without effect.
 
     A name that ends in * covers all names with that prefix.
@@ -43,7 +40,7 @@ class Explained:
 
     name: str
     why: str
-    remedy: str
+    remedy: str = "remove it"
     accepts: tuple[str, ...] = ()
 
 
@@ -55,4 +52,4 @@ class Nested:
     note: str
 
 
-Row = Mapped | Alias | Explained | Nested
+Row = Mapped | Alias | Removed | Nested

@@ -1,4 +1,4 @@
-"""The table of TensorPack, AWS Samples, SageMaker notebook and EKS chart names, and their translation to ours.
+"""Translation of old names and their values to our fields.
 
 Values are parsed as literals, never evaluated. A name without a meaning here is an error that says why.
 """
@@ -6,27 +6,17 @@ Values are parsed as literals, never evaluated. A name without a meaning here is
 from __future__ import annotations
 
 import difflib
+from operator import attrgetter
 from typing import Any
 
 from pydantic import ValidationError
 
 from maskfleet.config.fields import nearest, walk_fields
-from maskfleet.config.legacy.aws_samples import AWS_SAMPLES, FLAGS
-from maskfleet.config.legacy.cloud import CHART_VALUES, ENVIRONMENT, HYPERPARAMETERS
-from maskfleet.config.legacy.row import Alias, Explained, Mapped, Nested, Row
-from maskfleet.config.legacy.tensorpack import TENSORPACK
+from maskfleet.config.legacy.names import TABLE
+from maskfleet.config.legacy.row import Alias, Mapped, Nested, Removed, Row
 from maskfleet.config.literal import parsed, unquoted
-from maskfleet.config.run import RunConfig
+from maskfleet.config.run import ALTERNATIVES, RunConfig
 from maskfleet.errors import ConfigError
-
-TABLE: dict[str, tuple[Row, ...]] = {
-    "TensorPack": TENSORPACK,
-    "AWS Samples": AWS_SAMPLES,
-    "Flags of the training scripts": FLAGS,
-    "SageMaker hyper-parameters and chart values": HYPERPARAMETERS,
-    "Chart values about the cluster": CHART_VALUES,
-    "Environment variables": ENVIRONMENT,
-}
 
 PREFIXES = ("config:", "maskrcnn.", "global.")
 
@@ -49,7 +39,7 @@ def translate(name: str, value: str) -> dict[str, Any]:
     row = row_of(name)
     if isinstance(row, Nested):
         return _translated_inner(row, name, value)
-    if isinstance(row, Explained):
+    if isinstance(row, Removed):
         if any(_same(value, default) for default in row.accepts):
             return {}
         raise ConfigError(f"{_typed(name, value)} has no meaning here: {row.why}", remedy=row.remedy)
@@ -57,7 +47,7 @@ def translate(name: str, value: str) -> dict[str, Any]:
     return _translated(row, name, value)
 
 
-def row_of(name: str) -> Mapped | Explained | Nested:
+def row_of(name: str) -> Mapped | Removed | Nested:
     """The row of an old `name`; aliases are resolved."""
     bare = _bare(name)
     row = _ROWS.get(bare)
@@ -84,7 +74,8 @@ def _translated(row: Mapped, name: str, value: str) -> dict[str, Any]:
     except ValueError as error:
         what = f"{_typed(name, value)} (here {_and(row.paths)}) is not valid: {error}"
         raise ConfigError(what, remedy=_example(row, name)) from error
-    return {**dict.fromkeys(row.paths, ours), **row.also}
+    cleared = [ALTERNATIVES[path] for path in row.paths if path in ALTERNATIVES]
+    return dict.fromkeys(row.paths, ours) | dict.fromkeys(cleared)
 
 
 def _translated_inner(row: Nested, name: str, value: str) -> dict[str, Any]:
@@ -117,11 +108,9 @@ def _check_field(path: str, value: Any) -> None:
 
 def _example(row: Mapped, name: str) -> str:
     """What to write instead: the kind of value, and the default of our field in the old spelling."""
-    node: Any = RunConfig()
-    for part in row.paths[0].split("."):
-        node = getattr(node, part)
-    text = row.kind.spell(node)
-    shown = f", for example {name}={text}" if text and _reads_as(row, text, node) else ""
+    default = attrgetter(row.paths[0])(RunConfig())
+    text = row.kind.spell(default)
+    shown = f", for example {name}={text}" if text and _reads_as(row, text, default) else ""
     return f"write {row.kind.description}{shown}"
 
 
