@@ -90,7 +90,7 @@ def _recipes() -> str:
     for name, recipe in RECIPES.items():
         if not name.startswith(FASTER):
             twin = RECIPES[FASTER + name].published_ap
-            lines.append(f"| `{name}` | {(recipe.build.__doc__ or '').strip()} | {recipe.published_ap} | {twin} |")
+            lines.append(f"| `{name}` | {recipe.summary} | {recipe.published_ap} | {twin} |")
     return "\n".join(lines) + "\n\n" + RECIPES_CLOSING
 
 

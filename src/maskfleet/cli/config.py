@@ -61,7 +61,7 @@ def recipes(as_json: JsonOption = False) -> None:
     """List the recipes."""
     from maskfleet.config.recipes import RECIPES
 
-    rows = [(name, (recipe.build.__doc__ or "").strip(), recipe.published_ap) for name, recipe in RECIPES.items()]
+    rows = [(name, recipe.summary, recipe.published_ap) for name, recipe in RECIPES.items()]
     if as_json:
         print_raw(
             json.dumps([{"name": name, "summary": summary, "published_ap": ap} for name, summary, ap in rows], indent=2)
