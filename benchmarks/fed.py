@@ -31,6 +31,7 @@ from maskfleet.data.synthetic.dataset import make_shapes
 from maskfleet.model.build import build_mask_rcnn
 from maskfleet.training.optim import build_optimizer
 from maskfleet.training.step.compiled import CompiledStepRunner, make_step_runner
+from maskfleet.training.step.eager import StepSettings
 from maskfleet.training.step.precision import precision_for
 
 HEIGHT_PX, WIDTH_PX = 480, 640
@@ -60,11 +61,8 @@ def measured(config: RunConfig, device: torch.device, steps: int) -> dict[str, A
     runner = make_step_runner(
         model,
         build_optimizer(model, config.train),
-        precision=precision_for("auto", device),
+        StepSettings(precision_for("auto", device)),
         compile=device.type == "cuda",
-        gradient_clip=0.0,
-        steps_per_update=1,
-        world_size=1,
     )
     loader = build_train_loader(config, open_stores(config.data, config.data.train), device=device)
     try:

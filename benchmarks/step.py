@@ -39,6 +39,7 @@ from maskfleet.model.mask_rcnn import MaskRCNN  # noqa: E402
 from maskfleet.training.optim import build_optimizer  # noqa: E402
 from maskfleet.training.step.buffers import Capacity, copy_into, static_batch  # noqa: E402
 from maskfleet.training.step.compiled import CompiledStepRunner  # noqa: E402
+from maskfleet.training.step.eager import StepSettings  # noqa: E402
 from maskfleet.training.step.precision import precision_for  # noqa: E402
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -76,10 +77,7 @@ def train(config: ModelConfig, options: argparse.Namespace) -> dict[str, Any]:
     runner = CompiledStepRunner(
         model,
         build_optimizer(model, TrainConfig()),
-        precision=precision_for("bf16", device),
-        gradient_clip=0.0,
-        steps_per_update=1,
-        world_size=1,
+        StepSettings(precision_for("bf16", device)),
     )
     if options.turn is not None:
         runner._learn(_in_static_buffers(batches[0]))

@@ -21,7 +21,7 @@ from maskfleet.data.store.dataset import open_stores
 from maskfleet.model.build import build_mask_rcnn
 from maskfleet.training.distributed import joined, worker_from_env
 from maskfleet.training.optim import build_optimizer
-from maskfleet.training.step.eager import StepRunner
+from maskfleet.training.step.eager import StepRunner, StepSettings
 from maskfleet.training.step.precision import precision_for
 
 
@@ -53,10 +53,7 @@ def main(folder: Path, target: Path) -> None:
         runner = StepRunner(
             model,
             build_optimizer(model, plain.train),
-            precision=precision_for("fp32", device),
-            gradient_clip=0.0,
-            steps_per_update=1,
-            world_size=worker.world_size,
+            StepSettings(precision_for("fp32", device), world_size=worker.world_size),
         )
         runner.step(share(batch, worker.rank, worker.world_size), lr=1.0, update=True, with_metrics=False)
     if worker.is_chief:

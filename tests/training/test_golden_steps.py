@@ -14,7 +14,7 @@ from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.model.rpn import Proposals, RpnOutputs
 from maskfleet.training.optim import build_optimizer
 from maskfleet.training.schedule import schedule_for
-from maskfleet.training.step.eager import StepRunner
+from maskfleet.training.step.eager import StepRunner, StepSettings
 from maskfleet.training.step.precision import precision_for
 
 # As the goldens were recorded: everything is sampled, so that no random choice is left.
@@ -49,10 +49,7 @@ def test_ten_steps_from_the_goldens_weights_follow_tensorpacks_update_rule(monke
     runner = StepRunner(
         ours,
         build_optimizer(ours, train),
-        precision=precision_for("fp32", torch.device("cpu")),
-        gradient_clip=0.0,
-        steps_per_update=1,
-        world_size=1,
+        StepSettings(precision_for("fp32", torch.device("cpu"))),
     )
     moving = {name: parameter for name, parameter in twin.named_parameters() if parameter.requires_grad}
     exact = {name: parameter.detach().double() for name, parameter in moving.items()}

@@ -22,6 +22,7 @@ from maskfleet.inference.recorded import RecordedDetector
 from maskfleet.model.build import build_mask_rcnn
 from maskfleet.training.optim import build_optimizer
 from maskfleet.training.step.compiled import CompiledStepRunner, make_step_runner
+from maskfleet.training.step.eager import StepSettings
 from maskfleet.training.step.precision import precision_for
 
 NUM_BATCHES = 3  # different ones, so that no cache holds the answer
@@ -55,11 +56,8 @@ def train_speed(config: RunConfig, device: torch.device, *, batch: int, steps: i
     runner = make_step_runner(
         model,
         build_optimizer(model, config.train),
-        precision=precision,
+        StepSettings(precision, config.train.gradient_clip),
         compile=device.type == "cuda" if config.train.compile == "auto" else config.train.compile,
-        gradient_clip=config.train.gradient_clip,
-        steps_per_update=1,
-        world_size=1,
     )
 
     def step(noise: Batch) -> None:

@@ -33,8 +33,8 @@ from maskfleet.training.preflight import RunData, check_backbone_weights, found_
 from maskfleet.training.run_lock import claimed
 from maskfleet.training.schedule import Schedule, schedule_for
 from maskfleet.training.state import Parts, Progress, position_of, restore, tensors_to_save
-from maskfleet.training.step.compiled import CompiledStepRunner, make_step_runner
-from maskfleet.training.step.eager import StepRunner
+from maskfleet.training.step.compiled import make_step_runner
+from maskfleet.training.step.eager import StepSettings
 from maskfleet.training.step.ema import Ema
 from maskfleet.training.step.precision import precision_for
 from maskfleet.training.validate import Scores, Validator
@@ -69,7 +69,8 @@ def _train(config: RunConfig, run_dir: Path, ranks: Ranks, device: torch.device)
         checkpoints.reserve(tensors_to_save(parts))
     progress = _resumed(parts, snapshot, worker) if snapshot is not None else Progress()
     metrics = _metrics(run_dir, parts, ranks, device, snapshot)
-    runner = _runner(config, parts, schedule, worker, device)
+    settings = StepSettings(parts.precision, config.train.gradient_clip, schedule.steps_per_update, worker.world_size)
+    runner = make_step_runner(parts.model, parts.optimizer, settings, compile=_wants_compiled(config, device))
     validator = Validator(config, data.val_stores, data.val_skip, ranks, device)
     _log_setup(schedule, parts, worker, device)
     try:
@@ -105,20 +106,6 @@ def _parts(config: RunConfig, data: RunData, worker: Worker, device: torch.devic
     precision = precision_for(config.train.precision, device)
     ema = Ema(model, config.train.ema_decay) if config.train.ema_decay is not None else None
     return Parts(model, build_optimizer(model, config.train), precision, ema, loader)
-
-
-def _runner(
-    config: RunConfig, parts: Parts, schedule: Schedule, worker: Worker, device: torch.device
-) -> StepRunner | CompiledStepRunner:
-    return make_step_runner(
-        parts.model,
-        parts.optimizer,
-        precision=parts.precision,
-        compile=_wants_compiled(config, device),
-        gradient_clip=config.train.gradient_clip,
-        steps_per_update=schedule.steps_per_update,
-        world_size=worker.world_size,
-    )
 
 
 def _report(run: Run, progress: Progress, scores: list[Scores], run_dir: Path) -> None:

@@ -15,7 +15,7 @@ from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.training.optim import build_optimizer
 from maskfleet.training.step.buffers import Capacity, copy_into, static_batch
 from maskfleet.training.step.compiled import CompiledStepRunner, keep_compiled_code, make_step_runner
-from maskfleet.training.step.eager import StepRunner
+from maskfleet.training.step.eager import StepRunner, StepSettings
 from maskfleet.training.step.precision import precision_for
 from maskfleet.training.step.update import Update
 
@@ -165,11 +165,8 @@ def test_without_a_gpu_the_eager_step_is_used_and_the_log_says_why(caplog: pytes
     runner = make_step_runner(
         model,
         build_optimizer(model, TrainConfig()),
-        precision=precision_for("fp32", CPU),
+        StepSettings(precision_for("fp32", CPU)),
         compile=True,
-        gradient_clip=0.0,
-        steps_per_update=1,
-        world_size=1,
     )
     assert isinstance(runner, StepRunner)
     assert "needs a GPU" in caplog.text
@@ -208,10 +205,7 @@ def test_compiled_losses_on_the_goldens_input_are_those_of_fp32_eager(
     runner = CompiledStepRunner(
         model,
         build_optimizer(model, TrainConfig()),
-        precision=precision_for(precision, device),
-        gradient_clip=0.0,
-        steps_per_update=1,
-        world_size=1,
+        StepSettings(precision_for(precision, device)),
     )
     losses, _ = runner.step(batch.to(device), lr=0.0, update=True, with_metrics=True)
     assert runner.is_compiled
@@ -238,10 +232,7 @@ def test_recorded_steps_move_the_weights_as_eager_ones_do(
         runner = make(
             model,
             build_optimizer(model, TrainConfig()),
-            precision=precision_for("fp32", device),
-            gradient_clip=5.0,
-            steps_per_update=steps_per_update,
-            world_size=1,
+            StepSettings(precision_for("fp32", device), gradient_clip=5.0, steps_per_update=steps_per_update),
         )
         for step in range(4):
             batch = small.small_batch([shapes[step // 2]] * 2, numbers=[2 * step, 2 * step + 1]).to(device)

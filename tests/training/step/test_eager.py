@@ -14,7 +14,7 @@ from maskfleet.errors import ConfigError, TrainingError
 from maskfleet.model.build import build_mask_rcnn
 from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.training.optim import build_optimizer, load_momentum, momentum_state
-from maskfleet.training.step.eager import StepRunner
+from maskfleet.training.step.eager import StepRunner, StepSettings
 from maskfleet.training.step.ema import Ema
 from maskfleet.training.step.precision import precision_for
 
@@ -39,10 +39,11 @@ def runner(model: MaskRCNN, config: RunConfig, **changes: float) -> StepRunner:
     return StepRunner(
         model,
         build_optimizer(model, config.train),
-        precision=precision_for("fp32", torch.device("cpu")),
-        gradient_clip=changes.get("gradient_clip", 0.0),
-        steps_per_update=int(changes.get("steps_per_update", 1)),
-        world_size=1,
+        StepSettings(
+            precision_for("fp32", torch.device("cpu")),
+            gradient_clip=changes.get("gradient_clip", 0.0),
+            steps_per_update=int(changes.get("steps_per_update", 1)),
+        ),
     )
 
 

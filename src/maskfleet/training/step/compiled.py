@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ from maskfleet.batch import Batch
 from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.ops.triton import TRITON_IS_INSTALLED
 from maskfleet.training.step.buffers import Capacity, copy_into, static_batch
-from maskfleet.training.step.eager import Scalars, StepRunner, raise_if_nonfinite
-from maskfleet.training.step.precision import Precision
+from maskfleet.training.step.eager import Scalars, StepRunner, StepSettings, raise_if_nonfinite
 from maskfleet.training.step.update import Update
 
 logger = logging.getLogger(__name__)
@@ -38,28 +36,13 @@ CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def make_step_runner(
-    model: MaskRCNN,
-    optimizer: torch.optim.SGD,
-    *,
-    precision: Precision,
-    compile: bool,
-    gradient_clip: float,
-    steps_per_update: int,
-    world_size: int,
+    model: MaskRCNN, optimizer: torch.optim.SGD, settings: StepSettings, *, compile: bool
 ) -> StepRunner | CompiledStepRunner:
     """The compiled step if `compile` asks for it and this machine and model support it, else the eager one."""
-    reason = _why_not_compiled(model, precision, world_size) if compile else ""
+    reason = _why_not_compiled(model, settings) if compile else ""
     if reason:
         logger.warning("the step is not compiled: %s", reason)
-    runner = CompiledStepRunner if compile and not reason else StepRunner
-    return runner(
-        model,
-        optimizer,
-        precision=precision,
-        gradient_clip=gradient_clip,
-        steps_per_update=steps_per_update,
-        world_size=world_size,
-    )
+    return (CompiledStepRunner if compile and not reason else StepRunner)(model, optimizer, settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,37 +58,17 @@ class CapturedStep:
 class CompiledStepRunner:
     """`StepRunner`, compiled. It reads from the GPU only in steps `with_metrics`, and only these check the losses."""
 
-    def __init__(
-        self,
-        model: MaskRCNN,
-        optimizer: torch.optim.SGD,
-        *,
-        precision: Precision,
-        gradient_clip: float,
-        steps_per_update: int,
-        world_size: int,
-    ) -> None:
+    def __init__(self, model: MaskRCNN, optimizer: torch.optim.SGD, settings: StepSettings) -> None:
         keep_compiled_code(os.environ)
         torch._dynamo.config.recompile_limit = MAX_COMPILATIONS
-        if world_size > 1:
+        if settings.world_size > 1:
             for tensor in (*model.parameters(), *model.buffers()):
                 dist.broadcast(tensor.detach(), src=0)
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model = model
-        self.precision = precision
-        self.steps_per_update = steps_per_update
-        self.world_size = world_size
+        self.settings = settings
         self._eager: StepRunner | None = None  # used once compiling has failed
-        self._make_eager = partial(
-            StepRunner,
-            model,
-            optimizer,
-            precision=precision,
-            gradient_clip=gradient_clip,
-            steps_per_update=steps_per_update,
-            world_size=world_size,
-        )
-        self._update = Update(optimizer, gradient_clip=gradient_clip)
+        self._update = Update(optimizer, gradient_clip=settings.gradient_clip)
         self._compiled: Callable[[Batch], tuple[Scalars, Scalars]] = torch.compile(
             model.losses_and_metrics, fullgraph=True, dynamic=False
         )
@@ -142,10 +105,10 @@ class CompiledStepRunner:
     @property
     def _has_separate_update(self) -> bool:
         """Whether gradients are accumulated or reduced first, so that the update is not in the graph of a step."""
-        return self.steps_per_update > 1 or self.world_size > 1
+        return self.settings.steps_per_update > 1 or self.settings.world_size > 1
 
     def _separate_update(self) -> None:
-        if self.world_size > 1:
+        if self.settings.world_size > 1:
             dist.all_reduce(self._update.gradient_sum, op=dist.ReduceOp.AVG)
         self._update.apply()
         self._update.gradient_sum.zero_()
@@ -180,7 +143,7 @@ class CompiledStepRunner:
         self._update.drop_gradients()
         if self._has_separate_update:
             self._update.accumulate_gradients()  # continue with what earlier steps accumulated
-        self._eager = self._make_eager()
+        self._eager = StepRunner(self.model, self._update.optimizer, self.settings)
 
     def _capture(self, batch: Batch) -> CapturedStep:
         static = static_batch(batch, self._capacity)
@@ -221,10 +184,10 @@ class CompiledStepRunner:
 
     def _forward_backward(self, batch: Batch) -> tuple[Scalars, Scalars]:
         """Losses and metrics of `batch`; its gradients are left in the parameters."""
-        with self.precision.autocast():
+        with self.settings.precision.autocast():
             losses, metrics = self._compiled(batch)
         total = torch.stack(list(losses.values())).sum()
-        (total / self.steps_per_update).backward()  # type: ignore[no-untyped-call]
+        (total / self.settings.steps_per_update).backward()  # type: ignore[no-untyped-call]
         self._update.check_loss(total.detach(), batch.image_ids)
         return {name: value.detach() for name, value in losses.items()}, metrics
 
@@ -246,15 +209,15 @@ def keep_compiled_code(env: MutableMapping[str, str]) -> None:
     env.setdefault(CACHE_VARIABLE, str(cache / "maskfleet" / "compiled"))
 
 
-def _why_not_compiled(model: MaskRCNN, precision: Precision, world_size: int) -> str:
+def _why_not_compiled(model: MaskRCNN, settings: StepSettings) -> str:
     """Why the step cannot be compiled; empty if it can."""
-    if precision.device.type != "cuda":
+    if settings.precision.device.type != "cuda":
         return "that needs a GPU"
     if not TRITON_IS_INSTALLED:
         return "torch.compile needs Triton, which is not installed"
-    if precision.name == "fp16":
+    if settings.precision.name == "fp16":
         return "fp16 adjusts its loss scale on the host; bf16 needs none"
-    if world_size > 1 and model.config.backbone.norm == "SyncBN":
+    if settings.world_size > 1 and model.config.backbone.norm == "SyncBN":
         return "SyncBN communicates with the other ranks in the middle of the step"
     return ""
 

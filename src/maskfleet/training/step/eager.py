@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
-from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +27,16 @@ _NO_BUFFER_SYNC: dict[str, Any] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    """How steps are computed and when the weights are updated, whether the step is compiled or not."""
+
+    precision: Precision
+    gradient_clip: float = 0.0  # largest norm of all gradients together; 0 for off
+    steps_per_update: int = 1
+    world_size: int = 1
+
+
 class TrainStep(nn.Module):
     """The model as a function of a batch, with or without metrics, so that DDP can wrap it."""
 
@@ -43,24 +53,13 @@ class TrainStep(nn.Module):
 class StepRunner:
     """Trains the model on one rank, synchronised with the others."""
 
-    def __init__(
-        self,
-        model: MaskRCNN,
-        optimizer: torch.optim.SGD,
-        *,
-        precision: Precision,
-        gradient_clip: float,
-        steps_per_update: int,
-        world_size: int,
-    ) -> None:
+    def __init__(self, model: MaskRCNN, optimizer: torch.optim.SGD, settings: StepSettings) -> None:
         self.optimizer = optimizer
-        self.precision = precision
-        self.gradient_clip = gradient_clip
-        self.steps_per_update = steps_per_update
+        self.settings = settings
         self._parameters = list(trainable(model).values())
         self._module: nn.Module = TrainStep(model)
-        if world_size > 1:
-            device = precision.device
+        if settings.world_size > 1:
+            device = settings.precision.device
             self._module = DistributedDataParallel(
                 self._module,
                 device_ids=[device] if device.type == "cuda" else None,
@@ -70,38 +69,35 @@ class StepRunner:
 
     def step(self, batch: Batch, *, lr: float, update: bool, with_metrics: bool) -> tuple[Scalars, Scalars]:
         """Losses and metrics of `batch`; with `update`, the weights are updated by all gradients since the last one."""
-        scaler = self.precision.scaler
+        precision = self.settings.precision
         with self._gradient_sync(update):
-            with self.precision.autocast():
+            with precision.autocast():
                 losses, metrics = self._module(batch, with_metrics)
             total = torch.stack(list(losses.values())).sum()
             raise_if_nonfinite(total, losses, batch)
-            scaler.scale(total / self.steps_per_update).backward()  # type: ignore[no-untyped-call]
+            precision.scaler.scale(total / self.settings.steps_per_update).backward()  # type: ignore[no-untyped-call]
         if update:
             self._update(lr, batch)
         return losses, metrics
 
     def _update(self, lr: float, batch: Batch) -> None:
-        scaler = self.precision.scaler
+        scaler = self.settings.precision.scaler
         scaler.unscale_(self.optimizer)
         norm = gradient_norm(self._parameters)
         if not scaler.is_enabled():  # fp16 overflows occasionally, and its scaler skips the step
             raise_if_nonfinite(norm, {"gradient norm": norm}, batch)
-        if self.gradient_clip > 0:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self.gradient_clip, norm)
+        if self.settings.gradient_clip > 0:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self.settings.gradient_clip, norm)
         set_lr(self.optimizer, lr)
         scaler.step(self.optimizer)
         scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 
-    @contextlib.contextmanager
-    def _gradient_sync(self, update: bool) -> Iterator[None]:
+    def _gradient_sync(self, update: bool) -> AbstractContextManager[object]:
         """DDP reduces gradients over the ranks only in steps that update the weights."""
         if update or not isinstance(self._module, DistributedDataParallel):
-            yield
-        else:
-            with self._module.no_sync():
-                yield
+            return nullcontext()
+        return self._module.no_sync()
 
 
 def raise_if_nonfinite(value: Tensor, terms: Scalars, batch: Batch) -> None:
