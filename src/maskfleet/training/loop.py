@@ -197,9 +197,7 @@ class _Saver:
 
 
 def _save(run: Run, progress: Progress, *, best: bool) -> None:
-    state = run.metrics.state_dict()
-    sums = {"names": state["names"], "sums": state["sums"].tolist(), "count": state["count"]}
-    sums_of_ranks = run.ranks.gather(sums)
+    sums_of_ranks = run.ranks.gather(run.metrics.state_dict())
     if sums_of_ranks is None:
         return
     started_at = time.monotonic()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from maskfleet.config.base import replaced
 from maskfleet.config.run import RunConfig
@@ -68,7 +67,7 @@ def _train(config: RunConfig, run_dir: Path, ranks: Ranks, device: torch.device)
     if worker.is_chief:
         checkpoints.reserve(tensors_to_save(parts))
     progress = _resumed(parts, snapshot, worker) if snapshot is not None else Progress()
-    metrics = _metrics(run_dir, parts, ranks, device, snapshot)
+    metrics = _metrics(run_dir, parts, ranks, snapshot)
     settings = StepSettings(parts.precision, config.train.gradient_clip, schedule.steps_per_update, worker.world_size)
     runner = make_step_runner(parts.model, parts.optimizer, settings, compile=_wants_compiled(config, device))
     validator = Validator(config, data.val_stores, data.val_skip, ranks, device)
@@ -224,20 +223,14 @@ def _resumed(parts: Parts, snapshot: Snapshot, worker: Worker) -> Progress:
     return progress
 
 
-def _metrics(run_dir: Path, parts: Parts, ranks: Ranks, device: torch.device, snapshot: Snapshot | None) -> Metrics:
+def _metrics(run_dir: Path, parts: Parts, ranks: Ranks, snapshot: Snapshot | None) -> Metrics:
     """The metrics of this rank, with the sums that the checkpoint had not yet written."""
     worker = ranks.worker
     sinks = open_sinks(run_dir, after_step=snapshot.step if snapshot is not None else 0) if worker.is_chief else ()
-    metrics = Metrics(sinks, mean_over_ranks=_mean_over(ranks, device))
+    metrics = Metrics(sinks, mean_over_ranks=ranks.mean)
     if snapshot is not None and _has_same_size(snapshot, parts, worker):
         metrics.load_state_dict(snapshot.numbers["metrics"][worker.rank])
     return metrics
-
-
-def _mean_over(ranks: Ranks, device: torch.device) -> Callable[[Tensor], Tensor] | None:
-    if ranks.worker.world_size == 1:
-        return None
-    return lambda values: ranks.mean(values.cpu()).to(device)
 
 
 def _log_setup(schedule: Schedule, parts: Parts, worker: Worker, device: torch.device) -> None:

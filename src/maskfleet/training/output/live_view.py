@@ -16,7 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from maskfleet.log import IS_METRICS, console_replaced, duration_text
@@ -49,7 +49,6 @@ class LiveView:
         start_step: int,
         *,
         enabled: bool | None = None,
-        title: str = "training",
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -58,7 +57,6 @@ class LiveView:
         self.enabled = usable if enabled is None else enabled
         self._total_steps = total_steps
         self._step = start_step
-        self._title = title
         self._clock = clock
         self._samples: deque[tuple[float, int]] = deque()  # (time, step) of the last minute
         self._values: dict[str, float] = {}
@@ -104,14 +102,14 @@ class LiveView:
             self._history.setdefault(name, []).append(values[name])
         self._values = dict(values)
 
-    def evaluation(self, scores: Mapping[str, float], *, step: int | None = None) -> None:
-        """Show the scores of an evaluation, by metric name, after `step` or by default the current step."""
+    def evaluation(self, scores: Mapping[str, float]) -> None:
+        """Show the scores of an evaluation after the current step, by metric name."""
         self._measured = (self._clock(), self._step)  # the next step's time does not include the evaluation
         self._scores = dict(scores)
         for kind, name in KINDS.items():
             ap = scores.get(f"{name}/IoU=0.5:0.95", -1.0)
             if ap > self._best.get(kind, (-1.0, 0))[0]:
-                self._best[kind] = (ap, self._step if step is None else step)
+                self._best[kind] = (ap, self._step)
 
     def saved(self, step: int) -> None:
         """A checkpoint of `step` is on the disk."""
@@ -125,20 +123,16 @@ class LiveView:
         """The current display."""
         body: list[RenderableType] = [self._progress(), Text()]
         if self._console.width >= WIDE:
-            sides = Table.grid(expand=True, padding=(0, 2))
-            sides.add_column(ratio=1)
-            sides.add_column()
+            sides = Table.grid(Column(ratio=1), Column(), expand=True, padding=(0, 2))
             sides.add_row(self._losses(), self._facts())
             body.append(sides)
         else:
             body += [self._losses(), Text(), self._facts()]
-        return Panel(Group(*body), title=Text(self._title, "bold"), title_align="left", border_style="cyan")
+        return Panel(Group(*body), title=Text("training", "bold"), title_align="left", border_style="cyan")
 
     def _progress(self) -> RenderableType:
         share = self._step / self._total_steps if self._total_steps else 1.0
-        row = Table.grid(expand=True, padding=(0, 1))
-        row.add_column(ratio=1)
-        row.add_column(justify="right")
+        row = Table.grid(Column(ratio=1), Column(justify="right"), expand=True, padding=(0, 1))
         count = f"{self._step:,} / {self._total_steps:,} steps"
         done = Text.assemble((count, "bold"), (f"  {share:.1%}  ", "cyan"), self._time_left())
         row.add_row(ProgressBar(total=max(self._total_steps, 1), completed=self._step), done)
@@ -157,11 +151,8 @@ class LiveView:
         return f"{duration_text((self._total_steps - self._step) / steps_per_s)} left"
 
     def _losses(self) -> RenderableType:
-        table = Table.grid(padding=(0, 2))
-        table.add_column(no_wrap=True)
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True)
+        columns = [Column(justify=justify, no_wrap=True) for justify in ("left", "right", "left", "left")]
+        table = Table.grid(*columns, padding=(0, 2))
         if not self._values:
             table.add_row(Text("waiting for the first metrics", "dim"))
         for name in _loss_names(self._values):
@@ -172,9 +163,7 @@ class LiveView:
         return table
 
     def _facts(self) -> RenderableType:
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(no_wrap=True)
+        table = Table.grid(Column(style="dim", no_wrap=True), Column(no_wrap=True), padding=(0, 2))
         for name, text in self._speed_facts() + self._score_facts():
             table.add_row(name, text)
         if self._saved is not None:

@@ -121,17 +121,14 @@ class Metrics:
         self._send(step, pictures={tag: picture})
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's sums since the last write: names, a float64 tensor and a count."""
-        sums = torch.zeros(0, dtype=torch.float64) if self._sums is None else self._sums.clone()
+        """This rank's sums since the last write; JSON stores them to the last bit."""
+        sums = [] if self._sums is None else self._sums.tolist()
         return {"names": list(self._names), "sums": sums, "count": self._count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state`, so that the next write has the same digits as without an interruption.
-
-        The sums may also be a list of numbers, as the JSON of a checkpoint stores them to the last bit.
-        """
+        """Restore `state`, so that the next write has the same digits as without an interruption."""
         self._names, self._count = list(state["names"]), int(state["count"])
-        self._sums = torch.as_tensor(state["sums"], dtype=torch.float64).clone() if self._count else None
+        self._sums = torch.tensor(state["sums"], dtype=torch.float64) if self._count else None
 
     def close(self) -> None:
         """Close all sinks."""

@@ -5,7 +5,10 @@ Shapes: B images, G objects, C crowd regions, E edges (all padded).
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,27 +38,26 @@ class Capacity:
 
 def static_batch(example: Batch, capacity: Capacity) -> Batch:
     """New buffers for batches with images of the shape of `example` and ground truth up to `capacity`."""
-    device, count = example.images.pixels.device, example.num_images
 
-    def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(count, *shape, dtype=dtype, device=device)
+    def zeros(like: Tensor, length: int) -> Tensor:
+        return like.new_zeros(len(like), length, *like.shape[2:])
 
-    outlines = None
-    if example.targets.outlines is not None:
+    targets, outlines = example.targets, example.targets.outlines
+    if outlines is not None:
         outlines = Outlines(
-            edges=zeros(capacity.edges, 4, dtype=torch.float32),
-            part=zeros(capacity.edges, dtype=torch.int32),
-            start=zeros(capacity.objects, dtype=torch.int32),
-            count=zeros(capacity.objects, dtype=torch.int32),
+            edges=zeros(outlines.edges, capacity.edges),
+            part=zeros(outlines.part, capacity.edges),
+            start=zeros(outlines.start, capacity.objects),
+            count=zeros(outlines.count, capacity.objects),
             max_count=capacity.edges,
             max_parts=capacity.parts,
         )
     targets = Targets(
-        boxes=zeros(capacity.objects, 4, dtype=torch.float32),
-        labels=zeros(capacity.objects, dtype=torch.int64),
-        valid=zeros(capacity.objects, dtype=torch.bool),
-        crowd_boxes=zeros(capacity.crowds, 4, dtype=torch.float32),
-        crowd_valid=zeros(capacity.crowds, dtype=torch.bool),
+        boxes=zeros(targets.boxes, capacity.objects),
+        labels=zeros(targets.labels, capacity.objects),
+        valid=zeros(targets.valid, capacity.objects),
+        crowd_boxes=zeros(targets.crowd_boxes, capacity.crowds),
+        crowd_valid=zeros(targets.crowd_valid, capacity.crowds),
         outlines=outlines,
     )
     images = Images(torch.empty_like(example.images.pixels), torch.empty_like(example.images.sizes))
@@ -64,33 +66,21 @@ def static_batch(example: Batch, capacity: Capacity) -> Batch:
 
 def copy_into(static: Batch, batch: Batch) -> None:
     """Copy `batch` into the buffers `static`; what remains of them is zero, which is padding."""
-    pairs = [
-        (static.images.pixels, batch.images.pixels),
-        (static.images.sizes, batch.images.sizes),
-        (static.seeds, batch.seeds),
-        (static.image_ids, batch.image_ids),
-    ]
-    buffers, targets = static.targets, batch.targets
-    padded = [
-        (buffers.boxes, targets.boxes),
-        (buffers.labels, targets.labels),
-        (buffers.valid, targets.valid),
-        (buffers.crowd_boxes, targets.crowd_boxes),
-        (buffers.crowd_valid, targets.crowd_valid),
-    ]
-    if buffers.outlines is not None and targets.outlines is not None:
-        # Edges beyond an instance's count are never read, so nothing needs to be cleared there.
-        num_edges = targets.outlines.edges.shape[1]
-        pairs += [
-            (buffers.outlines.edges[:, :num_edges], targets.outlines.edges),
-            (buffers.outlines.part[:, :num_edges], targets.outlines.part),
-        ]
-        padded += [(buffers.outlines.start, targets.outlines.start), (buffers.outlines.count, targets.outlines.count)]
-    for buffer, value in padded:
-        buffer[:, value.shape[1] :].zero_()
-        pairs.append((buffer[:, : value.shape[1]], value))
-    for buffer, value in pairs:
+    for buffer, value in zip(_tensors(static), _tensors(batch), strict=True):
+        if buffer.shape != value.shape:
+            buffer[:, value.shape[1] :].zero_()
+            buffer = buffer[:, : value.shape[1]]
         buffer.copy_(value, non_blocking=True)
+
+
+def _tensors(record: Any) -> Iterator[Tensor]:
+    """The tensors of a dataclass and of the dataclasses in it, in the order of their fields."""
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, Tensor):
+            yield value
+        elif dataclasses.is_dataclass(value):
+            yield from _tensors(value)
 
 
 def _grown(capacity: int, needed: int) -> int:

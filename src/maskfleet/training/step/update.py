@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from maskfleet.training.optim import gradient_norm
+
 
 class Update:
     """Fused SGD with the learning rate and a flag that blocks updates in device memory.
@@ -34,16 +36,13 @@ class Update:
 
     def apply(self) -> None:
         """Update the weights by their gradients."""
-        gradients = [_gradient(parameter) for parameter in self.parameters]
-        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+        norm = gradient_norm(self.parameters)
         self._blocked.copy_(torch.where(torch.isfinite(norm), self._blocked, 1.0))
         self._sgd(norm, self._blocked)
 
     def dry_run(self) -> None:
         """Run the kernels of `apply` without changing a weight, so that all are loaded before a graph capture."""
-        gradients = [_gradient(parameter) for parameter in self.parameters]
-        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-        self._sgd(norm, torch.ones_like(self._blocked))
+        self._sgd(gradient_norm(self.parameters), torch.ones_like(self._blocked))
 
     def is_blocked(self) -> bool:
         """Whether a loss or gradient was not finite; waits for the device."""
