@@ -15,7 +15,7 @@ from maskfleet.launch.local.backend import LocalBackend
 
 PACKAGE = Path(maskfleet.__file__).parent
 
-# Each room with the rooms it may import; itself is always allowed.
+# Each package with the packages it may import; itself is always allowed.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "log": {"errors"},
@@ -84,7 +84,7 @@ HOST_SCRIPTS = {"launch/ssh/environment.py", "launch/ssh/probe.py", "launch/file
 NO_TORCH = {"__init__", "__main__", "errors", "log", "system", "config", "launch", "infra", "cli"}
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -107,18 +107,18 @@ def imports(path: Path) -> list[tuple[str, bool]]:
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_follow_the_layers(path: Path) -> None:
-    room = room_of(path)
+    package = package_of(path)
     for module, at_once in imports(path):
         parts = module.split(".")
         if (
             parts[0] == "maskfleet"
-            and room not in ("cli", "__main__", "__init__")
+            and package not in ("cli", "__main__", "__init__")
             and len(parts) > 1
             and parts[1] != "__version__"
         ):
-            allowed = MAY_IMPORT.get(room, set()) | {room}
-            assert parts[1] in allowed, f"{room} must not import {module}"
-        if at_once and room in NO_TORCH:
+            allowed = MAY_IMPORT.get(package, set()) | {package}
+            assert parts[1] in allowed, f"{package} must not import {module}"
+        if at_once and package in NO_TORCH:
             assert parts[0] not in ("torch", "cv2", "boto3", "numpy"), f"{path.name} imports {module} at once"
 
 
@@ -157,7 +157,7 @@ def test_only_system_touches_the_machine(path: Path) -> None:
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
         assert "runs there alone" in str(docstring)
         assert not [module for module, _ in imports(path) if module.split(".")[0] == "maskfleet"]
-    elif room_of(path) != "system":
+    elif package_of(path) != "system":
         assert machine_uses(path) == [], f"use maskfleet.system in {name}"
 
 

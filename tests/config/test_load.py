@@ -158,7 +158,7 @@ def test_without_a_recipe_mask_off_takes_the_one_without_masks(tmp_path: Path) -
     assert load(tmp_path / "run.yaml") == config
 
 
-def test_the_seeds_presets_keep_their_mask_switch() -> None:
+def test_the_presets_of_tensorpack_and_aws_samples_keep_their_mask_switch() -> None:
     assert not resolve(recipe_name="standard", sets=["model.mask=false"]).config.model.mask
 
 
@@ -172,7 +172,7 @@ def test_a_directory_of_another_run_is_refused_and_left_alone(tmp_path: Path) ->
     assert (tmp_path / "run.yaml").read_bytes() == before
 
 
-def test_a_run_may_go_on_with_its_data_elsewhere_and_other_habits(tmp_path: Path) -> None:
+def test_a_run_may_resume_with_other_paths_and_intervals(tmp_path: Path) -> None:
     first = recipe("r50_fpn_1x")
     write_run_file(tmp_path, first)
     moved = replaced(first, {"data.root": "elsewhere", "data.num_workers": 3, "checkpoint.keep_last": 9})

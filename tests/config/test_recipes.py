@@ -1,4 +1,4 @@
-"""Recipes against the figures of the seeds."""
+"""Recipes against the figures of TensorPack and AWS Samples."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_more_nodes_or_survivors_than_hosts_are_refused() -> None:
         backend_for(launch, nodes=3)
 
 
-def test_the_instances_of_the_seeds_are_known() -> None:
+def test_the_instances_of_aws_samples_are_known() -> None:
     families = {name.split(".")[0] for name in INSTANCES}
     assert families == {"p3", "p3dn", "p4d", "p4de", "p5", "p5e", "p5en", "g4dn", "g5", "g6", "g6e"}
     big = instance_named("ml.p4d.24xlarge")

@@ -28,7 +28,7 @@ with open(sys.argv[1], "w") as lock:
 
 
 @pytest.mark.slow
-def test_a_run_that_may_wait_goes_on_when_the_other_process_is_gone(tmp_path: Path, micro: RunConfig) -> None:
+def test_a_run_that_may_wait_starts_when_the_other_process_has_ended(tmp_path: Path, micro: RunConfig) -> None:
     run_dir = prepared(tmp_path, micro)
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(run_dir / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

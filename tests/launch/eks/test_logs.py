@@ -96,7 +96,7 @@ def test_a_launcher_started_again_in_its_pod_has_an_earlier_log(api: FakeKube) -
     assert list(backend_of(HANDLE).logs(HANDLE)) == ["before", "after"]
 
 
-def test_follow_goes_on_over_a_killed_launcher(api: FakeKube) -> None:
+def test_follow_continues_after_a_killed_launcher(api: FakeKube) -> None:
     api.add(mpijob("Created", "Running"), launcher(1))
     api.open_logs.add("r50-launcher-1")
     api.append_log("r50-launcher-1", "one")

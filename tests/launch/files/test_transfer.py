@@ -160,7 +160,7 @@ async def _cut(limit: list[int]) -> AsyncIterator[Stream]:
         yield Cut(stream)
 
 
-def test_a_broken_fetch_goes_on_where_it_broke(root: Path, tmp_path: Path) -> None:
+def test_a_broken_fetch_resumes_where_it_broke(root: Path, tmp_path: Path) -> None:
     big = root / "logs" / "r50" / "checkpoints" / "step-2.pt"
     big.write_bytes(os.urandom(5_000_000))
     here, limit = tmp_path / "here", [3_000_000]
@@ -233,7 +233,7 @@ def test_damage_on_the_way_is_seen_and_nothing_is_kept(
 def test_a_huge_file_passes_in_pieces(root: Path, tmp_path: Path) -> None:
     size = 2**28 + 5
     with (root / "huge").open("wb") as file:
-        file.truncate(size)  # a hole: it takes no room, and its zeros are read all the same
+        file.truncate(size)  # a sparse file: it takes no disk space, and reads as zeros
     script = (
         "import asyncio, sys; from pathlib import Path; from maskfleet.launch.files.transfer import Volume;"
         "from maskfleet.launch.local.files import local_agent;"
@@ -299,7 +299,7 @@ def test_a_file_is_sent_whole_and_into_new_folders(root: Path, tmp_path: Path) -
         asyncio.run(volume_at(root, "a/b").put(source))
 
 
-def test_a_broken_upload_goes_on_where_it_broke(root: Path, tmp_path: Path) -> None:
+def test_a_broken_upload_resumes_where_it_broke(root: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(os.urandom(3_000_000))
     limit = [2_000_000]

@@ -125,7 +125,7 @@ def test_cancel_saves_leaves_no_process_and_may_be_repeated(workshop: Workshop) 
 
 
 @pytest.mark.slow
-def test_a_machine_that_goes_down_saves_and_the_same_launch_goes_on_later(workshop: Workshop) -> None:
+def test_a_machine_that_shuts_down_saves_and_the_same_launch_resumes_later(workshop: Workshop) -> None:
     short = ("--name", "a", "-s", "train.epoch_schedule=[[30, null]]", "-s", "eval.every_epochs=0")
     handle = workshop.launched(*short)
     run_dir = run_dir_of(handle)

@@ -16,7 +16,7 @@ def test_everything_is_looked_at_and_every_fault_has_a_remedy(tmp_path: Path) ->
     assert not any(finding.verdict is Verdict.FAIL for finding in findings)
 
 
-def test_too_little_room_is_a_warning() -> None:
+def test_too_little_disk_space_is_a_warning() -> None:
     assert _free("disk", 5, 10, "free some").verdict is Verdict.WARN
     assert _free("disk", 10, 10, "free some") == Finding(HERE, "disk", Verdict.OK, "0.0 GiB free")
 

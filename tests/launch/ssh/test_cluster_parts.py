@@ -344,7 +344,7 @@ def test_only_an_answer_that_was_there_before_can_be_missed(tmp_path: Path) -> N
     assert not connectivity.is_cut_off(leads=False)
 
 
-def test_of_two_hosts_the_leading_one_goes_on(tmp_path: Path) -> None:
+def test_of_two_hosts_the_leading_one_continues(tmp_path: Path) -> None:
     now = [0.0]
     connectivity = Connectivity(JobFolder(tmp_path), job(2), 0, clock=lambda: now[0])
     connectivity.record(True)

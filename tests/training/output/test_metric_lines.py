@@ -1,4 +1,4 @@
-"""The lines of a real run, read by the seeds' own regular expressions."""
+"""The lines of a real run, read by the regular expressions of AWS Samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from maskfleet.config.base import replaced
 from maskfleet.config.run import RunConfig
 from maskfleet.training.output.metrics import read_metrics
 
-# As the SageMaker notebooks of the seeds write them: greedy, and without regard for each other.
+# As the SageMaker notebooks of AWS Samples define them: greedy, and without regard for each other.
 NAMES = [
     *(f"fastrcnn_losses/{name}" for name in ("box_loss", "label_loss", "num_fg_label")),
     *(f"fastrcnn_losses/label_metrics/{name}" for name in ("accuracy", "false_negative", "fg_accuracy")),

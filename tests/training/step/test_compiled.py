@@ -51,7 +51,7 @@ def some_batch(num_objects: int, num_edges: int, *, start: int = 1) -> Batch:
     )
 
 
-def test_places_hold_the_last_batch_and_padding_behind_it() -> None:
+def test_static_buffers_hold_the_last_batch_and_padding_behind_it() -> None:
     static = static_batch(some_batch(5, 7), Capacity(objects=8, edges=16))
     copy_into(static, some_batch(5, 7))
     smaller = some_batch(3, 4, start=5000)
@@ -149,7 +149,7 @@ def test_rehearsal_moves_nothing() -> None:
     assert not update.is_blocked()
 
 
-def test_momentum_of_another_memory_layout_is_laid_out_anew() -> None:
+def test_momentum_is_converted_to_the_memory_layout_of_its_weights() -> None:
     conv = nn.Conv2d(2, 3, 3)
     optimizer = build_optimizer(conv, TrainConfig())
     old = torch.arange(54.0).reshape(3, 2, 3, 3)
