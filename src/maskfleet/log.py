@@ -79,14 +79,10 @@ def _containers_first(names: list[str]) -> list[str]:
     ordered: list[str] = []
     remaining = list(names)
     while remaining:
-        name = next(one for one in remaining if not any(_contains(other, one) for other in remaining if other != one))
+        name = next(one for one in remaining if not any(f"{one}:" in f"{other}:" for other in {*remaining} - {one}))
         remaining.remove(name)
         ordered.append(name)
     return ordered
-
-
-def _contains(longer: str, shorter: str) -> bool:
-    return f"{shorter}:" in f"{longer}:"
 
 
 def setup_logging(run_dir: Path | None, rank: int, *, level: int = logging.INFO) -> logging.Logger:

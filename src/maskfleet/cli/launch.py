@@ -90,8 +90,7 @@ def launch_config(base: AnyLaunch | None, on: str | None, changes: dict[str, Any
     """The launch section of the file if it is for the target `on`, changed by the options of the command line."""
     from pydantic import ValidationError
 
-    from maskfleet.config.launch import DEFAULT_TARGET, LAUNCH_ADAPTER, LAUNCH_CLASSES
-    from maskfleet.config.launch_errors import launch_problems
+    from maskfleet.config.launch import DEFAULT_TARGET, LAUNCH_ADAPTER, LAUNCH_CLASSES, launch_problems
     from maskfleet.config.yaml import parse_value
     from maskfleet.errors import ConfigError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -43,7 +44,7 @@ def train(
     """Train, or continue the run in RUN_DIR from its newest checkpoint. Never deletes a run."""
     sets = list(set_ or [])
     if data is not None:
-        sets.append(f"data.root={_quoted(data)}")
+        sets.append(f"data.root={json.dumps(str(data))}")  # quoted: a path may look like another YAML value
     resolved = run_config(run_dir, recipe, config, sets)
     if gpus is not None and gpus > 1:
         _start_ranks(gpus, run_dir, resolved, wait)
@@ -84,10 +85,3 @@ def _start_ranks(count: int, run_dir: Path, config: RunConfig, wait_s: float) ->
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     command = ["-m", "maskfleet", "train", str(run_dir), "--wait", str(wait_s)]
     os.execv(sys.executable, [sys.executable, *launcher, *command])
-
-
-def _quoted(path: Path) -> str:
-    """`path` as a quoted YAML string."""
-    import json
-
-    return json.dumps(str(path))

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter, ValidationError, model_validator
 
 from maskfleet.config.base import Config
+from maskfleet.config.fields import nearest
 
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 MOUNT = r"^/[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"  # the chart names the volume after it
@@ -255,3 +256,24 @@ LaunchConfig = Annotated[AnyLaunch, Field(discriminator="on")]
 LAUNCH_ADAPTER: TypeAdapter[AnyLaunch] = TypeAdapter(LaunchConfig)
 LAUNCH_CLASSES: dict[str, type[AnyLaunch]] = {kind.model_fields["on"].default: kind for kind in get_args(AnyLaunch)}
 DEFAULT_TARGET = LocalLaunch().on
+
+
+def launch_problems(error: ValidationError) -> list[str]:
+    """One line per problem in `error`."""
+    return [_problem(one) for one in error.errors(include_url=False)]
+
+
+def _problem(one: Any) -> str:
+    place, *path = map(str, one["loc"] or ("",))
+    field = ".".join(path)
+    match one["type"]:
+        case "extra_forbidden":
+            near = nearest(field, LAUNCH_CLASSES[place].model_fields if place in LAUNCH_CLASSES else ())
+            return f"{field} is no field of {place}{f'; did you mean {near}?' if near else ''}"
+        case "union_tag_invalid":
+            return f"there is no place {one['ctx']['tag']!r}: it is {', '.join(LAUNCH_CLASSES)}"
+        case "value_error":
+            return str(one["msg"]).removeprefix("Value error, ")
+        case _:
+            message = str(one["msg"]).replace("Input should", "it should").replace("String should", "it should")
+            return f"{field or 'launch'} = {one['input']!r}: {message}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from collections.abc import Iterator
 
+Token = tuple[str, str, int]  # kind, text, column from 1
 Literal = bool | int | float | str | tuple["Literal", ...] | None
 
 MAX_CHARS = 4096
@@ -17,15 +19,9 @@ _TOKEN = re.compile(
 )
 _INTEGER = re.compile(r"[+-]?\d+(_\d+)*", re.ASCII)
 _FLOAT = re.compile(r"[+-]?(\d+(_\d+)*\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-_CONSTANTS: dict[str, bool | None] = {
-    "None": None,
-    "null": None,
-    "True": True,
-    "true": True,
-    "False": False,
-    "false": False,
-}
+_CONSTANTS = {"None": None, "null": None, "True": True, "true": True, "False": False, "false": False}
 _CLOSING = {"(": ")", "[": "]"}
+_END = ("end", "")
 
 
 def parsed(text: str) -> Literal:
@@ -39,8 +35,7 @@ def parsed(text: str) -> Literal:
         raise ValueError(f"it has {len(text)} characters, more than {MAX_CHARS}")
     if not all(char.isprintable() or char in "\t\r\n" for char in text):
         raise ValueError("it contains unprintable characters")
-    reader = _Reader(text)
-    items, is_list = reader.items(closing="", depth=0)
+    items, is_list = _items(deque(_tokens(text)), closing=_END, depth=0)
     if not items and not is_list:
         raise ValueError("it is empty")
     return tuple(items) if is_list else items[0]
@@ -54,58 +49,41 @@ def unquoted(text: str) -> str:
     return bare
 
 
-class _Reader:
-    """A recursive-descent parser of one text."""
-
-    def __init__(self, text: str) -> None:
-        self._tokens = list(_tokens(text))
-        self._next = 0
-
-    def items(self, *, closing: str, depth: int) -> tuple[list[Literal], bool]:
-        """Values up to `closing` (or the end), and whether they form a list: with a comma, or empty in brackets."""
-        if depth > MAX_DEPTH:
-            raise ValueError(f"its lists are nested more than {MAX_DEPTH} deep")
-        items: list[Literal] = []
-        is_list = False
-        while not self._take(closing):
-            items.append(self._item(depth))
-            if self._take(","):
-                is_list = True
-            elif self._take(closing):
-                break
-            else:
-                raise self._syntax_error()
-        return items, is_list or (not items and closing != "")
-
-    def _item(self, depth: int) -> Literal:
-        kind, piece, _ = self._peek()
-        if kind == "mark" and piece in _CLOSING:
-            self._next += 1
-            items, is_list = self.items(closing=_CLOSING[piece], depth=depth + 1)
-            return tuple(items) if is_list or piece == "[" else items[0]
-        if kind in ("quoted", "word"):
-            self._next += 1
-            return piece[1:-1] if kind == "quoted" else _scalar(piece)
-        raise self._syntax_error()
-
-    def _take(self, mark: str) -> bool:
-        """Consume `mark` if it is next; the empty mark is the end of the text."""
-        kind, piece, _ = self._peek()
-        found = kind == "end" if mark == "" else (kind, piece) == ("mark", mark)
-        self._next += found and kind != "end"
-        return found
-
-    def _peek(self) -> tuple[str, str, int]:
-        return self._tokens[self._next]
-
-    def _syntax_error(self) -> ValueError:
-        kind, piece, column = self._peek()
-        found = "its end" if kind == "end" else f"{piece[:20]!r} in column {column}"
-        return ValueError(f"it is not a plain value at {found} (values are read, never evaluated)")
+def _items(tokens: deque[Token], *, closing: tuple[str, str], depth: int) -> tuple[list[Literal], bool]:
+    """Values up to `closing`, and whether they form a list: with a comma, or empty in brackets."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"its lists are nested more than {MAX_DEPTH} deep")
+    items: list[Literal] = []
+    is_list = False
+    while tokens[0][:2] != closing:
+        items.append(_item(tokens, depth))
+        if tokens[0][:2] == ("mark", ","):
+            tokens.popleft()
+            is_list = True
+        elif tokens[0][:2] != closing:
+            raise _syntax_error(tokens[0])
+    tokens.popleft()
+    return items, is_list or (not items and closing != _END)
 
 
-def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
-    """(kind, piece, column from 1) of every token in `text`, and a final `end`."""
+def _item(tokens: deque[Token], depth: int) -> Literal:
+    kind, piece, _ = token = tokens.popleft()
+    if kind == "mark" and piece in _CLOSING:
+        items, is_list = _items(tokens, closing=("mark", _CLOSING[piece]), depth=depth + 1)
+        return tuple(items) if is_list or piece == "[" else items[0]
+    if kind in ("mark", "end"):
+        raise _syntax_error(token)
+    return piece[1:-1] if kind == "quoted" else _scalar(piece)
+
+
+def _syntax_error(token: Token) -> ValueError:
+    kind, piece, column = token
+    found = "its end" if kind == "end" else f"{piece[:20]!r} in column {column}"
+    return ValueError(f"it is not a plain value at {found} (values are read, never evaluated)")
+
+
+def _tokens(text: str) -> Iterator[Token]:
+    """Every token in `text`, and a final `end`."""
     at, end = 0, len(text.rstrip())
     while at < end:
         match = _TOKEN.match(text, at)
@@ -117,7 +95,7 @@ def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
         assert kind is not None
         yield kind, match[kind], match.start(kind) + 1
         at = match.end()
-    yield "end", "", end + 1
+    yield *_END, end + 1
 
 
 def _scalar(word: str) -> Literal:

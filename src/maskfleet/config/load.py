@@ -12,8 +12,7 @@ from ruamel.yaml.comments import CommentedMap
 
 from maskfleet.config.base import replaced
 from maskfleet.config.fields import nearest, walk_fields
-from maskfleet.config.launch import DEFAULT_TARGET, LAUNCH_ADAPTER, LAUNCH_CLASSES, AnyLaunch
-from maskfleet.config.launch_errors import launch_problems
+from maskfleet.config.launch import DEFAULT_TARGET, LAUNCH_ADAPTER, LAUNCH_CLASSES, AnyLaunch, launch_problems
 from maskfleet.config.legacy.table import is_legacy, translate
 from maskfleet.config.recipes import FASTER, recipe
 from maskfleet.config.run import ALTERNATIVES, RunConfig

@@ -96,15 +96,8 @@ class ImageDetections:
         results: list[Result] = []
         for box, score, label in zip(self.boxes.tolist(), self.scores.tolist(), self.labels.tolist(), strict=True):
             assert 1 <= label <= len(self.categories), f"label {label} is padding or beyond the categories"
-            category_id = self.categories[label - 1][0]
-            results.append(
-                {
-                    "image_id": int(image_id),
-                    "category_id": int(category_id),
-                    "bbox": _rounded_xywh(box),
-                    "score": round(score, 4),
-                }
-            )
+            result: Result = {"image_id": int(image_id), "category_id": int(self.categories[label - 1][0])}
+            results.append(result | {"bbox": _rounded_xywh(box), "score": round(score, 4)})
         if self.rle is not None:
             for result, rle in zip(results, self.rle, strict=True):
                 result["segmentation"] = rle

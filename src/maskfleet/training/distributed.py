@@ -144,13 +144,6 @@ class Ranks:
             dist.all_reduce(values, group=self._control)
         return values / self.worker.world_size
 
-    def lost_peer(self, error: BaseException, doing: str) -> TrainingError:
-        """The error for a failed exchange with another rank."""
-        return TrainingError(
-            f"rank {self.worker.rank} lost another rank while {doing}: {_first_line(error)}{self._missing()}",
-            remedy="see the end of that rank's log; start the same command again to continue from the checkpoint",
-        )
-
     @contextlib.contextmanager
     def reporting_lost_ranks(self, doing: str) -> Iterator[None]:
         """Turn broken connections inside the block into an error that names the lost ranks."""
@@ -159,7 +152,11 @@ class Ranks:
         except RuntimeError as error:  # gloo raises no specific type for a lost peer
             if not isinstance(error, dist.DistError) and not _LOST_CONNECTION.search(str(error)):
                 raise
-            raise self.lost_peer(error, doing) from error
+            cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise TrainingError(
+                f"rank {self.worker.rank} lost another rank while {doing}: {cause}{self._missing()}",
+                remedy="see the end of that rank's log; start the same command again to continue from the checkpoint",
+            ) from error
 
     def _missing(self) -> str:
         """Ranks that do not report through the key-value store, which works despite broken connections."""
@@ -177,7 +174,3 @@ class Ranks:
         if not silent:
             return ""
         return f"; no answer from rank {', '.join(map(str, silent))}"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

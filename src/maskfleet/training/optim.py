@@ -12,16 +12,12 @@ from maskfleet.config.run import TrainConfig
 
 def build_optimizer(model: nn.Module, train: TrainConfig) -> torch.optim.SGD:
     """SGD with momentum; weight decay on kernels only; without the frozen parameters."""
-    kernels: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
-    for parameter in trainable(model).values():
-        (kernels if parameter.ndim > 1 else others).append(parameter)
-    device = next(model.parameters()).device
+    parameters = trainable(model).values()
     groups = [
-        {"params": kernels, "weight_decay": train.weight_decay},
-        {"params": others, "weight_decay": 0.0},
+        {"params": [parameter for parameter in parameters if parameter.ndim > 1], "weight_decay": train.weight_decay},
+        {"params": [parameter for parameter in parameters if parameter.ndim <= 1], "weight_decay": 0.0},
     ]
-    fused = device.type == "cuda"
+    fused = next(model.parameters()).device.type == "cuda"
     return torch.optim.SGD(
         [group for group in groups if group["params"]],
         lr=train.base_lr,

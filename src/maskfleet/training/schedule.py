@@ -30,11 +30,7 @@ class Schedule:
         """Learning rate of step `step`, counted from 0."""
         if step < self.warmup_steps:
             return self.warmup_start_lr + step / self.warmup_steps * (self.full_lr - self.warmup_start_lr)
-        factor = 1.0
-        for first_step, value in self.drops:
-            if step >= first_step:
-                factor = value
-        return self.full_lr * factor
+        return self.full_lr * next((factor for first_step, factor in reversed(self.drops) if step >= first_step), 1.0)
 
     def updates_after(self, step: int) -> bool:
         """Whether the weights are updated at the end of step `step`; after the last step they always are."""
@@ -50,9 +46,7 @@ def schedule_for(train: TrainConfig, *, world_size: int, steps_per_pass: int) ->
     if train.epoch_schedule == "auto":
         train = replaced(train, {"epoch_schedule": auto_epochs(steps_per_pass * world_size * train.images_per_gpu)})
     images_per_step = world_size * train.images_per_gpu
-    steps_per_update = max(1, train.accumulate_to_images // images_per_step)
-    if steps_per_update * images_per_step < train.accumulate_to_images:
-        steps_per_update += 1
+    steps_per_update = math.ceil(train.accumulate_to_images / images_per_step)
     steps_per_epoch = _steps_per_epoch(train, images_per_step, steps_per_pass)
     drops, total_steps = _drops(train, images_per_step, steps_per_epoch)
     return Schedule(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +17,6 @@ from maskfleet.model.weights.checkpoint import Snapshot
 from maskfleet.training.optim import load_momentum, momentum_state, trainable
 from maskfleet.training.step.ema import Ema
 from maskfleet.training.step.precision import Precision
-
-logger = logging.getLogger("maskfleet")
 
 
 @dataclass(slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ from maskfleet.inference.predict import predict_batches
 from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.training.distributed import Ranks
 from maskfleet.training.step.ema import Ema
-
-logger = logging.getLogger("maskfleet")
 
 Scores = dict[str, CocoScores]  # by kind: bbox, segm
 

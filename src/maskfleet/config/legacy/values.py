@@ -54,7 +54,7 @@ def in_folder(folder: str) -> Kind:
         path = _read_file(text)
         return f"{folder}/{path}" if path is not None and "/" not in path else path
 
-    return Kind("a path", read, lambda value: _spell_path(value or ""))
+    return Kind("a path", read, lambda value: value or "")
 
 
 def _literal(text: str) -> Literal:
@@ -107,10 +107,6 @@ def _list(value: Literal) -> tuple[Literal, ...]:
     return value
 
 
-def _read_number(text: str) -> float:
-    return _number(_numeral(text))
-
-
 def _read_whole(text: str) -> int:
     return _whole(_numeral(text))
 
@@ -141,10 +137,6 @@ def _read_path(text: str) -> str:
 def _read_file(text: str) -> str | None:
     path = _read_path(text)
     return None if path.lower() in ("", "none") else path
-
-
-def _spell_path(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _read_names(text: str) -> tuple[str, ...]:
@@ -225,7 +217,7 @@ def _shown(value: Literal) -> str:
 
 FLAG = Kind("True or False", _read_flag, lambda value: repr(bool(value)))
 NOT_FLAG = switch(on=False, off=True)
-NUMBER = Kind("a number", _read_number, _spelled)
+NUMBER = Kind("a number", lambda text: _number(_numeral(text)), _spelled)
 WHOLE = Kind("a whole number", _read_whole, _spelled)
 PERIOD = Kind("a whole number of epochs, 0 or less for never", lambda text: max(0, _read_whole(text)), _spelled)
 COUNT_OR_DATA = Kind(
@@ -245,8 +237,8 @@ NUMBER_LISTS = Kind(
     lambda text: tuple(tuple(_number(item) for item in _list(row)) for row in _list(_literal(text))),
     _spelled,
 )
-FOLDER = Kind("a path", _read_path, _spell_path)
-FILE = Kind("a path, empty for none", _read_file, lambda value: _spell_path(value or ""))
+FOLDER = Kind("a path", _read_path, str)
+FILE = Kind("a path, empty for none", _read_file, lambda value: value or "")
 NAMES = Kind("a name or a list of names", _read_names, _spelled)
 SOME_NAMES = Kind("a name or a list of names", _read_some_names, _spelled)
 STEP_SCHEDULE = Kind(
