@@ -80,7 +80,7 @@ def train(config: ModelConfig, options: argparse.Namespace) -> dict[str, Any]:
         StepSettings(precision_for("bf16", device)),
     )
     if options.turn is not None:
-        runner._learn(_in_static_buffers(batches[0]))
+        runner._forward_backward(_in_static_buffers(batches[0]))
         runner._update.drop_gradients()
     waited_s = _wait_for_turn(options.turn)
     losses, metrics = runner.step(batches[0], lr=0.0, update=True, with_metrics=True)
