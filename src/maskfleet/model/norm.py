@@ -6,7 +6,6 @@ Shapes: B images, n feature maps of all images together, C channels, h x w pixel
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -128,15 +127,16 @@ class Conv(nn.Conv2d):
         return F.conv2d(features, kernel, bias, stride=2, padding=self.padding)[:, :, :height, :width]
 
 
-@dataclass(frozen=True, slots=True)
 class ConvNorm:
     """A convolution and the normalisation after it, computed as one convolution where possible.
 
     Not a module: blocks register both layers themselves, under the names that checkpoints have.
     """
 
-    conv: Conv
-    norm: Norm
+    # A plain class: torch 2.11 cannot trace calls of a dataclass with slots that is made inside a compiled function.
+    def __init__(self, conv: Conv, norm: Norm) -> None:
+        self.conv = conv
+        self.norm = norm
 
     def __call__(
         self,
