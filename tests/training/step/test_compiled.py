@@ -181,10 +181,11 @@ def test_compiled_code_is_kept_in_the_users_cache_unless_told_otherwise() -> Non
 
 
 def golden_model() -> MaskRCNN:
-    # No random choice is left: every anchor and region is sampled.
+    # No random choice is left: every anchor and each of the 200 proposals is sampled. (With 2,048 samples Triton 3.6
+    # cannot compile a kernel that Inductor fuses from the sort of the regions and their metrics.)
     rpn = {"samples_per_image": 65536}
     rpn |= {f"train_per_level_{when}_nms": 200 for when in ("pre", "post")} | {"train_per_image": 200}
-    config = {"num_categories": 80, "rpn": rpn, "box_head": {"samples_per_image": 2048}}
+    config = {"num_categories": 80, "rpn": rpn, "box_head": {"samples_per_image": 512}}
     return golden.golden_model(ModelConfig.model_validate(config))
 
 
