@@ -279,10 +279,10 @@ def test_what_cannot_be_loaded_says_so(trained: maskfleet.TrainingResult, tmp_pa
         maskfleet.load("nothing")
     with pytest.raises(MaskfleetError, match="is not a run"):
         maskfleet.load(tmp_path)
-    with pytest.raises(MaskfleetError, match="'gpu' cannot be used"):
+    with pytest.raises(MaskfleetError, match="no device 'gpu'"):
         maskfleet.load(trained.run_dir, device="gpu")
     if not torch.cuda.is_available():
-        with pytest.raises(MaskfleetError, match="'cuda' cannot be used"):
+        with pytest.raises(MaskfleetError, match="no device 'cuda'"):
             maskfleet.load(trained.run_dir, device="cuda")
     with pytest.raises(MaskfleetError, match="batch_size is 0"):
         maskfleet.load(trained.run_dir).detect([], batch_size=0)

@@ -26,12 +26,11 @@ def chosen_device(device: str | torch.device | None) -> torch.device:
     """The device a user asked for; None is the first GPU, or the CPU if there is none."""
     if device is None:
         return local_device()
-    try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)  # creating a device object does not check that the machine has it
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+    usable = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    usable += [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if str(device) not in usable:
         raise ConfigError(
-            f"device {device!r} cannot be used: {str(error).splitlines()[0]}",
-            remedy='give "cpu", "cuda", "cuda:1" …, or leave it out; `maskfleet doctor` shows the GPUs',
-        ) from error
-    return chosen
+            f"there is no device {str(device)!r} on this machine, which has {', '.join(usable)}",
+            remedy="give one of these, or leave it out; `maskfleet doctor` shows the GPUs",
+        )
+    return torch.device(device)

@@ -1,4 +1,4 @@
-"""Signals that stop a command, for commands that must clean up what they started."""
+"""Signals that stop a command, for commands that must clean up or save before they exit."""
 
 from __future__ import annotations
 
@@ -24,6 +24,28 @@ def handled(handlers: Mapping[int, Handler]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class StopRequest:
+    """The signal that asked this process to stop; 0 while there was none."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """Remember the first signal; a second one terminates the process immediately."""
+        if self.number:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.number = number
+
+
+@contextlib.contextmanager
+def stop_request() -> Iterator[StopRequest]:
+    """Inside the block SIGTERM and SIGINT only set the request, so that the caller stops at the next safe moment."""
+    request = StopRequest()
+    with handled({signal.SIGTERM: request.receive, signal.SIGINT: request.receive}):
+        yield request
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,18 +12,31 @@ import torch
 
 from maskfleet.batch import Batch
 from maskfleet.config.run import RunConfig
+from maskfleet.errors import MaskfleetError
 from maskfleet.log import logger
+from maskfleet.system.signals import StopRequest, stop_request
 from maskfleet.training.checkpoint import CheckpointStore
 from maskfleet.training.distributed import Ranks
 from maskfleet.training.output.live_view import LiveView
 from maskfleet.training.output.metrics import RANKS, Interval, Metrics, host_metrics
 from maskfleet.training.output.report import BOARD_PICTURES, sample_pictures
 from maskfleet.training.schedule import Schedule
-from maskfleet.training.signals import StoppedError, StopRequest, stop_request
 from maskfleet.training.state import Parts, Progress, snapshot_of
 from maskfleet.training.step.compiled import CompiledStepRunner
 from maskfleet.training.step.eager import StepRunner
 from maskfleet.training.validate import Scores, Validator
+
+
+class StoppedError(MaskfleetError):
+    """The run stopped on request and saved a checkpoint to resume from; the exit code is that of the signal."""
+
+    def __init__(self, number: int, step: int) -> None:
+        name = signal.Signals(number).name
+        super().__init__(
+            f"stopped by {name} after step {step}; everything is saved",
+            remedy="start the same command again to continue",
+        )
+        self.exit_code = 128 + number
 
 
 @dataclass(frozen=True, slots=True)

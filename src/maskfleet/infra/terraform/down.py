@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from maskfleet.errors import InfraError
+from maskfleet.infra.journal import recorded
 from maskfleet.infra.kubernetes.access import reachable
 from maskfleet.infra.kubernetes.leftovers import EbsVolume, claims_with_volumes, ebs_volumes, leftovers, remove
-from maskfleet.infra.terraform.journal import recorded
 from maskfleet.infra.terraform.root import Root
 from maskfleet.infra.terraform.session import Session
 from maskfleet.infra.terraform.state import Resource, State, is_named, split_kept

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from maskfleet.errors import InfraError
+from maskfleet.infra.journal import fingerprint, last_entry
 from maskfleet.infra.kubernetes.access import reachable
-from maskfleet.infra.terraform.journal import fingerprint, last_entry
 from maskfleet.infra.terraform.root import Root
 from maskfleet.infra.terraform.session import Session
 from maskfleet.infra.terraform.state import State

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from maskfleet.errors import InfraError
-from maskfleet.infra.terraform.journal import recorded
+from maskfleet.infra.journal import recorded
 from maskfleet.infra.terraform.plan import destroyed, lost_data, pass_outputs, plan_root
 from maskfleet.infra.terraform.progress import TerraformProgress
 from maskfleet.infra.terraform.root import Root
