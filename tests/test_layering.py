@@ -15,6 +15,7 @@ from maskfleet.launch.local.backend import LocalBackend
 
 PACKAGE = Path(maskfleet.__file__).parent
 
+BELOW_INFERENCE = {"errors", "log", "system", "config", "batch", "ops", "rle", "viz", "model", "data"}
 # Each package with the packages it may import; itself is always allowed.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -28,46 +29,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rle": {"errors"},
     "model": {"errors", "log", "system", "config", "batch", "ops"},
     "data": {"errors", "log", "system", "html", "config", "batch", "ops", "rle", "viz"},
-    "inference": {
-        "errors",
-        "log",
-        "system",
-        "config",
-        "batch",
-        "ops",
-        "rle",
-        "viz",
-        "model",
-        "data",
-    },
-    "evaluation": {
-        "errors",
-        "log",
-        "system",
-        "html",
-        "config",
-        "batch",
-        "ops",
-        "rle",
-        "viz",
-        "model",
-        "data",
-        "inference",
-    },
-    "training": {
-        "errors",
-        "log",
-        "system",
-        "config",
-        "batch",
-        "ops",
-        "rle",
-        "viz",
-        "model",
-        "data",
-        "inference",
-        "evaluation",
-    },
+    "inference": {*BELOW_INFERENCE},
+    "evaluation": {*BELOW_INFERENCE, "html", "inference"},
+    "training": {*BELOW_INFERENCE, "inference", "evaluation"},
     "bench": {"errors", "log", "system", "config", "batch", "ops", "model", "data", "inference", "training"},
     "launch": {"errors", "log", "system", "config"},
     "infra": {"errors", "log", "system", "config"},
