@@ -23,7 +23,7 @@ from maskfleet.config.recipes import recipe
 from maskfleet.model.build import build_mask_rcnn
 from maskfleet.model.weights.checkpoint import Snapshot
 from maskfleet.training.checkpoint import CheckpointStore
-from maskfleet.training.optim import build_optimizer, momentum_state
+from maskfleet.training.optim import build_optimizer, optimizer_state
 
 REPEATS = 8
 
@@ -40,7 +40,7 @@ def main() -> None:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
-    tensors |= {f"momentum/{name}": tensor for name, tensor in momentum_state(model, optimizer).items()}
+    tensors |= optimizer_state(model, optimizer)
     megabytes = sum(tensor.nbytes for tensor in tensors.values()) / 1e6
     waits, writes = [], []
     with tempfile.TemporaryDirectory() as folder:

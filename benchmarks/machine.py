@@ -10,6 +10,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+# nvidia-smi's name of a value, and ours.
+GPU_STATE = {
+    "clocks.sm": "sm_clock_mhz",
+    "clocks.max.sm": "sm_clock_most_mhz",
+    "clocks.mem": "memory_clock_mhz",
+    "power.draw": "power_w",
+    "power.limit": "power_limit_w",
+    "temperature.gpu": "temperature_c",
+    "memory.used": "memory_used_mib",
+    "memory.total": "memory_mib",
+}
 PACKAGES = ("torch", "numpy", "opencv-python-headless", "hotcoco", "pycocotools", "pillow", "torchvision", "triton")
 
 
@@ -19,11 +30,47 @@ def machine_facts(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
     gpu = _gpu()
     if gpu:
         facts["gpu"] = gpu
+    state = gpu_state()
+    if state:
+        facts["gpu_state"] = state
     return {
         "commit": _commit(),
         "machine": facts,
         "versions": {"python": platform.python_version()} | {name: v for name in packages if (v := _version(name))},
     }
+
+
+def gpu_state() -> dict[str, float]:
+    """Clocks, power, temperature and memory of the GPU at this moment; empty without nvidia-smi or a GPU."""
+    try:
+        done = subprocess.run(gpu_query(), capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return {}
+    return gpu_values(done.stdout.strip()) if done.returncode == 0 else {}
+
+
+def gpu_query(*options: str) -> list[str]:
+    """The command that prints the values of `GPU_STATE` as one line; `options` are further ones of nvidia-smi."""
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+    return [
+        "nvidia-smi",
+        f"--id={gpu}",
+        f"--query-gpu={','.join(GPU_STATE)}",
+        "--format=csv,noheader,nounits",
+        *options,
+    ]
+
+
+def gpu_values(line: str) -> dict[str, float]:
+    """The numbers of a line of nvidia-smi by our names; values that the GPU does not have, such as [N/A], are left out.
+
+    Empty for an incomplete line.
+    """
+    parts = [part.strip() for part in line.split(",")]
+    if len(parts) != len(GPU_STATE):
+        return {}
+    found = zip(GPU_STATE.values(), parts, strict=True)
+    return {name: float(text) for name, text in found if text.replace(".", "", 1).isdigit()}
 
 
 def _cpu() -> str:

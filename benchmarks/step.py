@@ -47,6 +47,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "r50_fpn_faster": {"mask": False},
     "r101_fpn_mask": {"backbone": {"blocks": R101_BLOCKS}},
     "r50_c4_mask": {"architecture": "c4"},
+    # What the recipe `scratch`, the default, trains: group normalisation everywhere, nothing frozen.
+    "r50_fpn_gn_mask": {
+        "backbone": {"norm": "GN", "freeze_at": 0},
+        "fpn": {"norm": "GN"},
+        "box_head": {"kind": "4conv1fc_gn"},
+        "mask_head": {"kind": "up4conv_gn"},
+    },
 }
 FULL_SLOTS_IOU = 0.05
 STEPS = 30
@@ -56,11 +63,11 @@ def main() -> None:
     options = _options()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.manual_seed(0)
-    config = ModelConfig.model_validate(
-        {"num_categories": 80, "box_head": {"foreground_iou": FULL_SLOTS_IOU}, **MODELS[options.model]}
-    )
+    settings = MODELS[options.model]
+    box_head = settings.get("box_head", {}) | {"foreground_iou": FULL_SLOTS_IOU}
+    config = ModelConfig.model_validate({"num_categories": 80, **settings, "box_head": box_head})
     measure = {"train": train, "detect": detect}[options.what]
-    record = {"what": options.what, "model": options.model, "batch": options.batch}
+    record = {"what": options.what, "model": options.model, "batch": options.batch, "split": options.split}
     record |= measure(config, options)
     record |= machine_facts()
     print(json.dumps(record), flush=True)
@@ -71,17 +78,18 @@ def main() -> None:
 
 def train(config: ModelConfig, options: argparse.Namespace) -> dict[str, Any]:
     """Speed, memory and start-up of a training step, and its losses compared with the same model, eager in fp32."""
-    device = torch.device("cuda")
+    device = torch.device("cuda", 0)
     model = build_mask_rcnn(config).to(device).train()
     batches = [noise_batch(options.batch, seed=seed).to(device) for seed in range(3)]
+    if options.split:
+        join_alone(device)
     runner = CompiledStepRunner(
         model,
         build_optimizer(model, TrainConfig()),
-        StepSettings(precision_for("bf16", device)),
+        StepSettings(precision_for("bf16", device), split=options.split),
     )
     if options.turn is not None:
-        runner._forward_backward(_in_static_buffers(batches[0]))
-        runner._update.drop_gradients()
+        runner.warm_up(in_static_buffers(batches[0]))
     waited_s = _wait_for_turn(options.turn)
     losses, metrics = runner.step(batches[0], lr=0.0, update=True, with_metrics=True)
     compiled = {name: value.item() for name, value in losses.items()}
@@ -116,7 +124,7 @@ def detect(config: ModelConfig, options: argparse.Namespace) -> dict[str, Any]:
     detector = RecordedDetector(model, dtype=torch.bfloat16)
     if options.turn is not None:
         torch.backends.cudnn.benchmark = False
-        detector._detected(batches[0].images)
+        detector._detect(batches[0].images)
         torch.backends.cudnn.benchmark = True
     waited_s = _wait_for_turn(options.turn)
     found = detector(batches[0].images)
@@ -176,7 +184,14 @@ def median_ms(step: Callable[[Batch], object], batches: list[Batch], *, steps: i
     return statistics.median(before.elapsed_time(after) for before, after in itertools.pairwise(events))
 
 
-def _in_static_buffers(batch: Batch) -> Batch:
+def join_alone(device: torch.device) -> None:
+    """A process group of this process alone: its collectives are recorded like those of many, but send nothing."""
+    torch.distributed.init_process_group(
+        "nccl", store=torch.distributed.HashStore(), rank=0, world_size=1, device_id=device
+    )
+
+
+def in_static_buffers(batch: Batch) -> Batch:
     """`batch` in buffers of the size that the runner will use, so that one compilation serves both."""
     static = static_batch(batch, Capacity())
     copy_into(static, batch)
@@ -224,6 +239,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", choices=tuple(MODELS), default="r50_fpn_mask")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--peer", choices=("torchvision", "none"), default="none")
+    parser.add_argument("--split", action="store_true", help="exchange gradients by region, as with many ranks")
     parser.add_argument("--turn", type=Path, default=None)
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--profile", type=Path, default=None)

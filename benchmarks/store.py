@@ -27,7 +27,7 @@ import numpy as np
 from machine import machine_facts
 from maskfleet.data.checks.annotations import check_annotations
 from maskfleet.data.store.annotations import AnnotationStore, images_with_objects, open_store
-from maskfleet.data.store.coco import SplitPaths
+from maskfleet.data.store.splits import SplitPaths
 
 MIB = 1024.0
 NUM_WORKERS = 2

@@ -39,6 +39,7 @@ def main() -> int:
             os.killpg(tests.pid, signal.SIGKILL)
             tests.wait()
         Cluster(Path(os.devnull)).down()
+        Cluster(Path(os.devnull), 4, name="mfe").down()  # of test_elastic.py
 
 
 if __name__ == "__main__":

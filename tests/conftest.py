@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 from hypothesis import HealthCheck, settings
@@ -14,4 +15,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 settings.register_profile("maskfleet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("maskfleet")
 
-pytest_plugins = ["micro_run"]
+# Tests reach no network; those of downloads use a server of their own.
+os.environ["MASKFLEET_OFFLINE"] = "1"
+
+pytest_plugins = ["micro_run", "web_fixtures"]

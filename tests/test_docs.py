@@ -192,10 +192,33 @@ def figures_of(page: Path) -> list[list[str]]:
     return [re.findall(r"\| ([\d.]+)(?:,[^|]*)? ", row)[:2] for row in rows]
 
 
+def test_the_figures_of_the_endpoint_page_are_those_of_the_result_file() -> None:
+    found: Any = result("endpoint.json")
+    page = text_of(ROOT / "docs" / "run-anywhere" / "endpoint.md")
+    for name, cases in found["results"].items():
+        height, width = found["image_sizes"][name]
+        rates = " | ".join(f"{case['images_per_cpu_s']:.1f}" for case in cases)
+        memory = max(case["memory_mib"]["last_quarter"] for case in cases)
+        assert f"| {name}, {height} x {width} px | {rates} | {memory:.0f} MiB |" in page
+        assert sum(case["errors"] for case in cases) == 0
+    assert f"load average {found['machine']['load_before']:.0f})" in page
+
+
 def test_the_figures_of_the_readme_are_among_those_of_the_speed_page() -> None:
     figures = figures_of(ROOT / "README.md")
     assert len(figures) == 3
     assert all(row in figures_of(ROOT / "docs" / "train" / "speed.md") for row in figures)
+
+
+def test_the_padding_on_the_loading_page_is_that_of_the_result_file() -> None:
+    splits: Any = result("padding.json")["splits"]
+    page = text_of(ROOT / "docs" / "data" / "loading.md")
+    for number, mode in enumerate(("orientation", "tight", "none")):
+        [row] = re.findall(rf"^\| `{mode}`(?:, one image per batch)? \| (\d.*)$", page, re.MULTILINE)
+        uses = [splits[name][number] for name in ("train2017", "val2017")]
+        assert re.findall(r"([\d.]+) %(?:,| \|)", row) == [f"{100 * use['padding']:.1f}" for use in uses]
+        saved = [f"{100 * use['saved']:.1f}" for use in uses] if mode == "tight" else []
+        assert re.findall(r"([\d.]+) % fewer", row) == saved
 
 
 def test_the_figures_of_the_speed_page_are_those_of_the_result_files() -> None:

@@ -31,8 +31,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": {"errors", "log", "system", "html", "config", "batch", "ops", "rle", "viz"},
     "inference": {*BELOW_INFERENCE},
     "evaluation": {*BELOW_INFERENCE, "html", "inference"},
+    "serve": {*BELOW_INFERENCE, "html", "inference"},
     "training": {*BELOW_INFERENCE, "inference", "evaluation"},
-    "bench": {"errors", "log", "system", "config", "batch", "ops", "model", "data", "inference", "training"},
+    "bench": {"errors", "log", "system", "html", "config", "batch", "ops", "model", "data", "inference", "training"},
     "launch": {"errors", "log", "system", "config"},
     "infra": {"errors", "log", "system", "config"},
 }
@@ -155,12 +156,15 @@ def test_text_and_dataclasses_may_be_replaced(tmp_path: Path) -> None:
 TARGETS = ("local", "ssh", "eks", "sagemaker")
 # Here "eks" is the name of a stack of infrastructure, not of a launch target.
 STACKS = ("infra/", "cli/infra")
+PROGRAMS = ("cli/sagemaker.py", "cli/endpoint.py")  # commands of one target alone
 SHARED_NAMES = ("doctor", "files", "notebook")  # a method of Backend, and the file that implements it
 
 
 def may_know_targets(name: str) -> bool:
     """Whether the file `name`, from the package, may compare with the name of a target."""
-    return name == "config/launch.py" or name.startswith((*(f"launch/{target}/" for target in TARGETS), *STACKS))
+    return name in ("config/launch.py", *PROGRAMS) or name.startswith(
+        (*(f"launch/{target}/" for target in TARGETS), *STACKS)
+    )
 
 
 def target_comparisons(path: Path) -> list[str]:

@@ -16,7 +16,7 @@ MAX_FILES = 12
 ONE_FILE_PER_COMMAND = {"cli"}
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc", "core"}
 # Fakes that ship with the package so that its users can test against them.
-SHIPPED_FAKES = {"RecordingShell", "FakeKube"}
+SHIPPED_FAKES = {"RecordingShell", "FakeKube", "RerunRecorder"}
 
 
 def folders(package: Path) -> list[Path]:

@@ -218,8 +218,10 @@ def test_a_display_takes_the_place_of_stderr_and_gives_it_back(
         ("inside", False),
         ("step 1  a: 1.0", True),
     ]
-    assert "inside" not in (shown := capsys.readouterr().err)
-    assert "outside" in shown
+    shown = capsys.readouterr()
+    assert "inside" not in shown.err
+    assert "outside" in shown.err
+    assert shown.out.endswith(" step 1  a: 1.0\n"), "standard output is no terminal, so it still gets the metrics"
     assert [line.split(" ", 2)[2] for line in (tmp_path / "log.txt").read_text().splitlines()] == [
         "inside",
         "step 1  a: 1.0",

@@ -14,15 +14,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = (ROOT / ".tools" / "py" / "bin", ROOT / ".tools" / "checkov" / "bin")
+FOLDERS = tuple(ROOT / ".tools" / name / "bin" for name in ("py", "checkov", "aws"))
+OTHER_NAMES = {"chromium": ("chromium-browser", "google-chrome")}
 
 
 def tool(name: str) -> str:
     """Path of the program `name`; skips the test with a hint if it is missing."""
-    found = shutil.which(name, path=os.pathsep.join([*map(str, FOLDERS), os.environ.get("PATH", "")]))
-    if found is None:
-        pytest.skip(f"{name} is not installed: make test-tools installs it")
-    return found
+    path = os.pathsep.join([*map(str, FOLDERS), os.environ.get("PATH", "")])
+    for known in (name, *OTHER_NAMES.get(name, ())):
+        if found := shutil.which(known, path=path):
+            return found
+    pytest.skip(f"{name} is not installed: make test-tools installs it")
 
 
 def run_tool(name: str, *arguments: str | Path, cwd: Path | None = None, **environment: str) -> str:

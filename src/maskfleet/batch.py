@@ -87,9 +87,6 @@ class Detections:
     valid: Tensor  # [B, D] bool
     masks: Tensor | None  # [B, D, M, M] float32 probabilities inside the box; None without a mask head
 
-    def to(self, device: torch.device | str) -> Detections:
-        return map_tensors(self, lambda tensor: tensor.to(device))
-
 
 def map_tensors(record: T, change: Callable[[Tensor], Tensor]) -> T:
     """`record`, a dataclass of tensors, dataclasses and plain values, with `change` applied to each tensor."""

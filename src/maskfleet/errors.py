@@ -3,6 +3,7 @@
 MaskfleetError            every error meant for people; the command line prints it without a traceback
 ├── ConfigError           run.yaml, --set, a recipe or a field is wrong
 ├── DataError             images or annotations are missing, broken or inconsistent
+│   └── DataSourceError   where the data are cannot be read or has changed; it is not about one image
 ├── WeightsError          a weights file cannot be read or does not fit the model
 ├── TrainingError         a run cannot start, continue or resume
 ├── LaunchError           a job cannot be sent, found or followed
@@ -31,6 +32,10 @@ class ConfigError(MaskfleetError):
 
 class DataError(MaskfleetError):
     """Images or annotations are missing, broken or inconsistent."""
+
+
+class DataSourceError(DataError):
+    """The place of the data cannot be read, or has changed: leaving out one image does not help."""
 
 
 class WeightsError(MaskfleetError):

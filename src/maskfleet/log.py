@@ -14,6 +14,7 @@ from maskfleet.errors import TrainingError
 
 logger = logging.getLogger("maskfleet")
 
+FABRIC_MARK = "fabric: "  # before each line of JSON that a fabric test prints
 BETWEEN = "  "  # between two `name: value` pairs of a metric line
 _AP_VALUES = ("IoU=0.5", "IoU=0.5:0.95", "IoU=0.75", "large", "medium", "small")
 _TENSORPACK_NAMES = (
@@ -46,6 +47,11 @@ SAGEMAKER_METRICS: tuple[tuple[str, str], ...] = tuple((name, metric_pattern(nam
 def number_text(value: float) -> str:
     """A number as in metric lines and metrics.jsonl: the shortest text that reads back as `value`."""
     return repr(value) if isinstance(value, int) else repr(float(value))
+
+
+def count_text(count: int, noun: str, plural: str | None = None) -> str:
+    """A count for people: `1 warning`, `1,200 warnings`; `plural` is for nouns that do not take an s."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def duration_text(seconds: float) -> str:
@@ -88,13 +94,15 @@ def _containers_first(names: list[str]) -> list[str]:
 def setup_logging(run_dir: Path | None, rank: int, *, level: int = logging.INFO) -> logging.Logger:
     """Configure the logger of this rank, replacing any earlier configuration.
 
-    Rank 0 logs to standard error and RUN_DIR/log.txt; the others to RUN_DIR/log-rankN.txt, and to standard error only
-    from WARNING up. A resumed run appends to the same files.
+    Rank 0 logs metrics to standard output, messages to standard error, and both to RUN_DIR/log.txt; the others log to
+    RUN_DIR/log-rankN.txt, and to standard error only from WARNING up. A resumed run appends to the same files.
     """
     close_logging()
     logger.setLevel(level)
     logger.propagate = False
     logger.addHandler(_console(rank))
+    if rank == 0:
+        logger.addHandler(_metrics_output())
     if run_dir is not None:
         logger.addHandler(_file(run_dir / ("log.txt" if rank == 0 else f"log-rank{rank}.txt")))
     return logger
@@ -103,7 +111,7 @@ def setup_logging(run_dir: Path | None, rank: int, *, level: int = logging.INFO)
 def close_logging() -> None:
     """Undo `setup_logging`: close the files and restore the default logger."""
     for handler in list(logger.handlers):
-        if handler.name in (_CONSOLE, _FILE):
+        if handler.name in (_CONSOLE, _METRICS, _FILE):
             logger.removeHandler(handler)
             handler.close()
     logger.propagate = True
@@ -111,8 +119,12 @@ def close_logging() -> None:
 
 @contextmanager
 def console_replaced(by: logging.Handler) -> Iterator[None]:
-    """Send to `by` what would go to standard error, while a live display owns the terminal."""
-    consoles = [handler for handler in logger.handlers if handler.name == _CONSOLE]
+    """Send to `by` what would go to the terminal, while a live display owns it.
+
+    Metrics still go to standard output if that is a file or a pipe.
+    """
+    replaced = (_CONSOLE, _METRICS) if sys.stdout.isatty() else (_CONSOLE,)
+    consoles = [handler for handler in logger.handlers if handler.name in replaced]
     for console in consoles:
         logger.removeHandler(console)
     logger.addHandler(by)
@@ -125,12 +137,17 @@ def console_replaced(by: logging.Handler) -> Iterator[None]:
 
 
 def log_metrics(values: Mapping[str, float], *, prefix: str = "") -> None:
-    """Log the metric line of `values`, marked so that a live display, which shows them itself, leaves it out."""
-    logger.info("%s", metric_line(values, prefix=prefix), extra={IS_METRICS: True})
+    """Log the metric line of `values`."""
+    log_line(metric_line(values, prefix=prefix))
+
+
+def log_line(line: str) -> None:
+    """Log a line of metrics, marked so that a live display, which shows them itself, leaves it out."""
+    logger.info("%s", line, extra={IS_METRICS: True})
 
 
 IS_METRICS = "is_metrics"  # attribute of log records that are metric lines
-_CONSOLE, _FILE = "maskfleet console", "maskfleet file"
+_CONSOLE, _METRICS, _FILE = "maskfleet console", "maskfleet metrics", "maskfleet file"
 
 
 class _StampedLines(logging.Formatter):
@@ -153,9 +170,22 @@ def _console(rank: int) -> logging.Handler:
     console = logging.StreamHandler(sys.stderr)
     console.set_name(_CONSOLE)
     console.setFormatter(_StampedLines(short=True, sender=f"[rank {rank}] " if rank else ""))
+    console.addFilter(lambda record: not _is_metrics(record))
     if rank:
         console.setLevel(logging.WARNING)
     return console
+
+
+def _metrics_output() -> logging.Handler:
+    output = logging.StreamHandler(sys.stdout)
+    output.set_name(_METRICS)
+    output.setFormatter(_StampedLines(short=True))
+    output.addFilter(_is_metrics)
+    return output
+
+
+def _is_metrics(record: logging.LogRecord) -> bool:
+    return bool(getattr(record, IS_METRICS, False))
 
 
 def _file(path: Path) -> logging.Handler:

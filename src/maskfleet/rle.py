@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_GROUPS = 7  # 35 bits: more than any run of an image needs, and safe to shift in int64
+MAX_PIXELS = 1 << 30  # of a mask, as of an image in OpenCV; the loader allows fewer
 MASKS_PER_CHECK = 256  # few enough to stay in the cache
 
 
@@ -37,14 +38,16 @@ def encode_window(y0: int, x0: int, window: NDArray[np.bool_], height: int, widt
     """
     inside = window[max(-y0, 0) : max(height - y0, 0), max(-x0, 0) : max(width - x0, 0)]
     runs = window_runs(max(y0, 0), max(x0, 0), inside, height, width)
-    return Rle(size=[height, width], counts=hotcoco.mask.rle_to_string({"size": [height, width], "counts": runs}))
+    size = [height, width]
+    return Rle(size=size, counts=hotcoco.mask.rle_to_string({"size": size, "counts": runs.tolist()}))
 
 
 def rle_pixels(rle: Mapping[str, Any]) -> NDArray[np.bool_]:
-    """The pixels [H, W] of a compressed mask."""
+    """The pixels [H, W] of a compressed mask; RleError if its runs are not those of a mask of its size."""
     height, width = rle["size"]
     counts = rle["counts"]
     runs = runs_from_text(counts.encode() if isinstance(counts, str) else counts)
+    check_runs(runs, height, width)
     return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(width, height).T
 
 
@@ -78,6 +81,8 @@ def text_from_runs(runs: Sequence[int]) -> bytes:
 
 def check_runs(runs: NDArray[np.int64], height: int, width: int) -> None:
     """Raise RleError unless `runs` cover a mask of height x width exactly."""
+    if height < 0 or width < 0 or height * width > MAX_PIXELS:
+        raise RleError(f"a mask of {height} x {width} pixels")
     if len(runs) and runs.min() < 0:
         raise RleError("a run of negative length")
     total = int(runs.sum())
@@ -112,18 +117,17 @@ def bad_mask(segmentations: Sequence[Any], sizes: Sequence[tuple[int, int]]) -> 
 def window_runs(y0: int, x0: int, window: NDArray[np.bool_], height: int, width: int) -> NDArray[np.int64]:
     """Run lengths [V] of the image around `window` [h, w], which lies inside it."""
     rows, columns = window.shape
-    padded = np.zeros((columns, rows + 1), dtype=np.bool_)
-    padded[:, 1:] = window.T
-    flat = np.append(padded.ravel(), False)
+    flat = np.zeros(columns * (rows + 1) + 1, dtype=np.bool_)  # each column after a False, and one at the end
+    flat[:-1].reshape(columns, rows + 1)[:, 1:] = window.T
     change = np.flatnonzero(flat[1:] != flat[:-1])  # start, end, start, end, ... of each column's runs
-    column, row = np.divmod(change, rows + 1)
-    bounds = (x0 + column) * height + y0 + row
+    bounds = change + change // (rows + 1) * (height - rows - 1) + (x0 * height + y0)
     if rows == height:  # a run may continue from the bottom of a column to the top of the next
         joined = np.flatnonzero(bounds[1:-1:2] == bounds[2::2]) * 2 + 1
         bounds = np.delete(bounds, np.concatenate([joined, joined + 1]))
-    if len(bounds) == 0 or bounds[-1] != height * width:
-        bounds = np.append(bounds, height * width)
-    return np.diff(bounds, prepend=0).astype(np.int64)
+    runs = np.empty(len(bounds) + 1, dtype=np.int64)
+    runs[:-1], runs[-1] = bounds, height * width
+    runs[1:] -= bounds
+    return runs if runs[-1] or not len(bounds) else runs[:-1]
 
 
 def _form_problem(segmentation: Any, size: tuple[int, int]) -> str:
@@ -134,7 +138,7 @@ def _form_problem(segmentation: Any, size: tuple[int, int]) -> str:
             return f"its size is {given}, its image's [height, width] is {list(size)}"
         if isinstance(counts, (str, bytes)):
             return "" if counts else "its counts are empty"
-        if not isinstance(counts, list) or not all(type(count) is int and count >= 0 for count in counts):
+        if not isinstance(counts, list) or not set(map(type, counts)) <= {int} or min(counts, default=0) < 0:
             return "its counts are neither a string nor a list of whole numbers"
         return "" if sum(counts) == size[0] * size[1] else "its run lengths do not add up to the image's pixels"
     if not isinstance(segmentation, list) or not segmentation:

@@ -88,6 +88,19 @@ def test_a_valid_data_set_is_summarised_and_has_a_page(
     assert rows[0][:4] == ["split", "images", "objects", "classes"]
     assert rows[1][:2] == ["train", "4"]
     assert rows[2][:2] == ["val", "2"]
+    assert "Padding by data.buckets, short side 800 px, long side up to 1344 px:" in result.stdout
+    padding = {tuple(row[:2]): row[2:] for row in rows if len(row) > 4 and row[1] in ("orientation", "tight", "none")}
+    assert list(padding) == [(split, mode) for split in ("train", "val") for mode in ("orientation", "tight", "none")]
+    report = json.loads(data("inspect", shapes, "--json").stdout)
+    uses = {use["mode"]: use for use in report["splits"][0]["buckets"]}
+    tight = uses["tight"]
+    shown = [str(len(tight["canvases"])), f"{100 * tight['padding']:.1f}", "%", f"{100 * tight['saved']:.1f}", "%"]
+    assert padding["train", "tight"] == shown
+    assert padding["train", "orientation"][-1] == "–"
+    page = (tmp_path / "inspect.html").read_text()
+    assert ("fewer pixels than orientation" in page) == any(
+        use["saved"] > 0 for split in report["splits"] for use in split["buckets"] if use["mode"] == "tight"
+    )
     assert "no problems found" in result.stdout
     assert "Page written: inspect.html" in result.stderr
     assert (tmp_path / "inspect.html").read_text().count("data:image/jpeg;base64,") == 6

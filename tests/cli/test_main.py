@@ -30,6 +30,25 @@ def test_help_imports_nothing_heavy() -> None:
     assert not loaded & {"torch", "boto3", "cv2", "numpy", "tensorboard"}
 
 
+def test_train_starts_its_fork_server_before_it_imports_torch(tmp_path: Path) -> None:
+    """Both then import torch at the same time."""
+    program = """
+import sys
+from maskfleet.cli.main import main
+from maskfleet.data.pipeline import preload
+
+def started(num_workers):
+    print(num_workers, "torch" in sys.modules)
+    sys.exit()
+
+preload.start_fork_server = started
+main()
+"""
+    options = ["--set", "data.train=[a]", "--set", "data.val=[]", "--set", "data.num_workers=3"]
+    argv = [sys.executable, "-c", program, "train", str(tmp_path / "run"), "--recipe", "scratch", *options]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "3 False\n"
+
+
 def test_version() -> None:
     assert maskfleet("--version").stdout == f"maskfleet {__version__}\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from maskfleet.config.base import replaced
 from maskfleet.config.load import write_run_file
 from maskfleet.config.recipes import recipe
 from maskfleet.data.synthetic.dataset import make_shapes
+from maskfleet.model.weights import read_file
 from maskfleet.model.weights.checkpoint import CheckpointFolder, weights_of
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -82,6 +84,9 @@ def test_eval_prints_all_twelve_values_and_every_class(run_dir: Path, command: C
     scores = json.loads(command("eval", run_dir, "--json").stdout)
     assert set(scores) == {"bbox", "segm"}
     assert len(scores["bbox"]["per_class"]) == 2
+    shown = dict(line.split()[:2] for line in done.stdout.splitlines() if line.startswith(("ap50", "ar100")))
+    assert 0 < scores["bbox"]["ar100"] < 1  # fractions in JSON, percent for people
+    assert shown["ar100"] == f"{100 * scores['bbox']['ar100']:.1f}"
 
 
 def test_exported_weights_are_those_of_the_newest_checkpoint(run_dir: Path, command: Command) -> None:
@@ -90,6 +95,9 @@ def test_exported_weights_are_those_of_the_newest_checkpoint(run_dir: Path, comm
     exported, saved = load_file(run_dir / "model.safetensors"), weights_of(newest)
     assert exported.keys() == saved.keys()
     assert all(torch.equal(exported[name], saved[name]) for name in saved)
+    labels = read_file(run_dir / "model.safetensors").labels
+    assert labels.ids == tuple(one["id"] for one in newest.numbers["categories"])
+    assert labels.settings["data.test_short_edge_px"] == 64
     assert command("weights", "inspect", run_dir / "model.safetensors").returncode == 0
 
 
@@ -108,7 +116,7 @@ def test_predict_draws_and_writes_coco_json(run_dir: Path, root: Path, tmp_path:
         drawn = cv2.imread(str(tmp_path / "out" / f"{image.stem}.png"))
         assert drawn.shape == (320, 320, 3)  # enlarged five times, so that labels can be read
     found = json.loads((tmp_path / "out" / "detections.json").read_text())
-    assert {item["file_name"] for item in found} <= {image.name for image in images}
+    assert {item["file_name"] for item in found} <= {str(image) for image in images}
 
 
 @pytest.mark.slow
@@ -166,6 +174,8 @@ def test_missing_weights_name_the_path_and_a_remedy(root: Path, tmp_path: Path, 
     assert done.returncode == 2
     assert "ImageNet-R50-AlignPadding.npz" in done.stderr
     assert "--recipe scratch" in done.stderr
+    assert "MASKFLEET_OFFLINE is set" in done.stderr
+    assert "maskfleet weights get ImageNet-R50-AlignPadding --from FILE" in done.stderr
 
 
 def test_finetune_without_weights_is_rejected(root: Path, tmp_path: Path, command: Command) -> None:
@@ -173,3 +183,31 @@ def test_finetune_without_weights_is_rejected(root: Path, tmp_path: Path, comman
     assert done.returncode == 2
     assert "random weights" in done.stderr
     assert "train.weights=FILE" in done.stderr
+
+
+@pytest.mark.slow
+def test_report_prints_the_path_of_a_page_about_one_run_or_several(
+    run_dir: Path, command: Command, tmp_path: Path
+) -> None:
+    one = command("report", run_dir)
+    assert (one.returncode, one.stdout.strip()) == (0, str(run_dir / "report.html")), one.stderr
+    other = shutil.copytree(run_dir, tmp_path / "other")
+    several = command("report", run_dir, other)
+    assert (several.returncode, several.stdout.strip()) == (0, "comparison.html"), several.stderr
+    assert "no difference beyond chance" in (tmp_path / "comparison.html").read_text()
+    named = command("report", other, "--output", tmp_path / "new" / "page.html")
+    assert (tmp_path / "new" / "page.html").is_file(), named.stderr
+    for arguments, problem in (([run_dir, run_dir], "named twice"), ([tmp_path], "is not a run")):
+        refused = command("report", *arguments)
+        assert refused.returncode == 2
+        assert problem in refused.stderr
+
+
+@pytest.mark.slow
+def test_eval_keeps_the_detections_of_the_runs_own_set_alone(run_dir: Path, command: Command, tmp_path: Path) -> None:
+    other = shutil.copytree(run_dir, tmp_path / "other")
+    (other / "detections.npz").unlink()
+    assert command("eval", other, "--max-images", "1").returncode == 0
+    assert not (other / "detections.npz").exists()
+    assert command("eval", other).returncode == 0
+    assert (other / "detections.npz").exists()

@@ -15,7 +15,7 @@ from weight_samples import random_state, small_config, torchvision_state, write_
 
 from maskfleet.cli.weights import app
 from maskfleet.errors import ConfigError, MaskfleetError, WeightsError
-from maskfleet.model.weights import class_layers, expected_shapes, fit, read_file, save_weights
+from maskfleet.model.weights import Labels, class_layers, expected_shapes, fit, read_file, save_weights
 
 
 def weights(*arguments: str | Path) -> str:
@@ -56,7 +56,7 @@ def test_inspect_prints_the_network_and_that_it_is_complete(tmp_path: Path) -> N
 
 def test_inspect_json_holds_the_configuration_and_the_report(tmp_path: Path) -> None:
     config = small_config()
-    save_weights(tmp_path / "ours.safetensors", random_state(config), config, ["cat", "dog", "bird"])
+    save_weights(tmp_path / "ours.safetensors", random_state(config), config, Labels(["cat", "dog", "bird"]))
     found = json.loads(weights("inspect", tmp_path / "ours.safetensors", "--json"))
     assert found["config"] == config.model_dump(mode="json")
     assert found["categories"] == ["cat", "dog", "bird"]
@@ -141,6 +141,16 @@ def test_convert_from_aws_reorders_rows_and_remembers_the_differences(tmp_path: 
     assert all(torch.equal(tensor, original[name]) for name, tensor in file.tensors.items())
 
 
+def test_an_npz_from_aws_remembers_the_differences_too(tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "aws.npz", small_config(), rows="aws")
+    weights("convert", path, tmp_path / "ours.npz", "--from", "aws")
+    file = read_file(tmp_path / "ours.npz")
+    assert file.config is not None
+    assert (file.config.roi_align, file.config.box_head.box_loss) == ("aws", "huber")
+    original = random_state(small_config())
+    assert all(torch.equal(tensor, original[name]) for name, tensor in fit(file, file.config).tensors.items())
+
+
 def test_convert_of_a_2018_file_advises_and_obeys(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "COCO-R50FPN-MaskRCNN-Standard.npz", small_config())
     assert "--legacy-2018" in weights("convert", path, tmp_path / "new.safetensors")
@@ -181,8 +191,8 @@ def test_convert_needs_a_suffix_it_knows_before_it_reads(tmp_path: Path) -> None
 
 def test_convert_keeps_category_names_while_their_number_is_right(tmp_path: Path) -> None:
     config = small_config()
-    save_weights(tmp_path / "a.safetensors", random_state(config), config, ["cat", "dog", "bird"])
+    save_weights(tmp_path / "a.safetensors", random_state(config), config, Labels(["cat", "dog", "bird"]))
     weights("convert", tmp_path / "a.safetensors", tmp_path / "b.safetensors")
-    assert read_file(tmp_path / "b.safetensors").categories == ("cat", "dog", "bird")
+    assert read_file(tmp_path / "b.safetensors").labels.names == ("cat", "dog", "bird")
     weights("convert", tmp_path / "a.safetensors", tmp_path / "c.safetensors", "--num-classes", "9", "--reinit-heads")
-    assert read_file(tmp_path / "c.safetensors").categories == ()
+    assert read_file(tmp_path / "c.safetensors").labels.names == ()

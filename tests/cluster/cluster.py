@@ -11,7 +11,6 @@ import sysconfig
 import time
 from pathlib import Path
 
-BRIDGE, NETWORK = "mfbr0", "10.77.0"
 TOOLS = {"ip": "iproute2", "/usr/sbin/sshd": "openssh-server", "ssh-keygen": "openssh-client", "mpirun": "openmpi-bin"}
 
 
@@ -22,9 +21,10 @@ def why_not() -> str | None:
     missing = [package for tool, package in TOOLS.items() if shutil.which(tool) is None]
     if missing:
         return f"needs the Debian packages {', '.join(missing)}"
-    if run("ip", "netns", "add", "mfprobe", check=False).returncode != 0:
+    probe = f"mfprobe{os.getpid()}"
+    if run("ip", "netns", "add", probe, check=False).returncode != 0:
         return "cannot create network namespaces here"
-    run("ip", "netns", "delete", "mfprobe")
+    run("ip", "netns", "delete", probe)
     return None
 
 
@@ -33,10 +33,14 @@ def run(*argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
 
 
 class Cluster:
-    """Hosts node1, node2, … reachable by name from the client's home folder; `shared` is on all of them."""
+    """Hosts node1, node2, … reachable by name from the client's home folder; `shared` is on all of them.
 
-    def __init__(self, folder: Path, count: int = 3) -> None:
+    `name` and `network` keep clusters apart that run at the same time.
+    """
+
+    def __init__(self, folder: Path, count: int = 3, *, name: str = "mf", network: str = "10.77.0") -> None:
         self.folder, self.count = folder, count
+        self.name, self.network = name, network
         self.shared = folder / "shared"
         self.client_home = folder / "client"
         self.packages = folder / "packages"
@@ -47,15 +51,18 @@ class Cluster:
         return [f"node{number}" for number in range(1, self.count + 1)]
 
     def address(self, number: int) -> str:
-        return f"{NETWORK}.{10 + number}"
+        return f"{self.network}.{10 + number}"
+
+    def namespace(self, number: int) -> str:
+        return f"{self.name}{number}"
 
     def up(self) -> None:
         self.down()
         self.shared.mkdir(parents=True)
         Path("/run/sshd").mkdir(exist_ok=True)
-        run("ip", "link", "add", BRIDGE, "type", "bridge")
-        run("ip", "addr", "add", f"{NETWORK}.1/24", "dev", BRIDGE)
-        run("ip", "link", "set", BRIDGE, "up")
+        run("ip", "link", "add", f"{self.name}br0", "type", "bridge")
+        run("ip", "addr", "add", f"{self.network}.1/24", "dev", f"{self.name}br0")
+        run("ip", "link", "set", f"{self.name}br0", "up")
         self._client()
         self._packages()
         for number in range(1, self.count + 1):
@@ -68,24 +75,24 @@ class Cluster:
             self.kill_host(number)
         for number in range(1, self.count + 1):
             for pid in run(
-                "ip", "netns", "pids", f"mf{number}", check=False
+                "ip", "netns", "pids", self.namespace(number), check=False
             ).stdout.split():  # left over from tests that were killed
                 with contextlib.suppress(ProcessLookupError):  # it exited with the one before it
                     os.kill(int(pid), signal.SIGKILL)
-            run("ip", "link", "delete", f"mfv{number}", check=False)  # the kernel removes namespaces later
-            run("ip", "netns", "delete", f"mf{number}", check=False)
-            shutil.rmtree(f"/etc/netns/mf{number}", ignore_errors=True)
-        run("ip", "link", "delete", BRIDGE, check=False)
+            run("ip", "link", "delete", f"{self.name}v{number}", check=False)  # the kernel removes namespaces later
+            run("ip", "netns", "delete", self.namespace(number), check=False)
+            shutil.rmtree(f"/etc/netns/{self.namespace(number)}", ignore_errors=True)
+        run("ip", "link", "delete", f"{self.name}br0", check=False)
 
     def start_host(self, number: int) -> None:
         """Boot: set the link up and start sshd, in the host's own process namespace."""
         self.plug(number)
-        home = self._home_of(number)
+        home = self.home_of(number)
         apart = [
             "ip",
             "netns",
             "exec",
-            f"mf{number}",
+            self.namespace(number),
             "unshare",
             "--pid",
             "--fork",
@@ -111,10 +118,10 @@ class Cluster:
         self.kill_host(number)
 
     def unplug(self, number: int) -> None:
-        run("ip", "link", "set", f"mfv{number}", "down")
+        run("ip", "link", "set", f"{self.name}v{number}", "down")
 
     def plug(self, number: int) -> None:
-        run("ip", "link", "set", f"mfv{number}", "up")
+        run("ip", "link", "set", f"{self.name}v{number}", "up")
 
     def kill_host(self, number: int) -> None:
         process = self._processes.pop(number)
@@ -147,14 +154,14 @@ class Cluster:
     def free_disk(self, number: int, path: Path) -> None:
         self.inside(number, "umount", str(path))
 
-    def _home_of(self, number: int) -> Path:
+    def home_of(self, number: int) -> Path:
         return self.folder / f"home{number}"
 
     def _network(self, number: int) -> None:
-        name, link = f"mf{number}", f"mfv{number}"
+        name, link = self.namespace(number), f"{self.name}v{number}"
         run("ip", "netns", "add", name)
         run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
-        run("ip", "link", "set", link, "master", BRIDGE)
+        run("ip", "link", "set", link, "master", f"{self.name}br0")
         run("ip", "-n", name, "addr", "add", f"{self.address(number)}/24", "dev", "eth0")
         for device in ("eth0", "lo"):
             run("ip", "-n", name, "link", "set", device, "up")
@@ -164,11 +171,11 @@ class Cluster:
         hosts = "".join(f"{self.address(n)} node{n}\n" for n in range(1, self.count + 1))
         (own / "hosts").write_text(f"127.0.0.1 localhost\n{hosts}")
         users = Path("/etc/passwd").read_text().splitlines()
-        root = f"root:x:0:0:root:{self._home_of(number)}:/bin/bash"
+        root = f"root:x:0:0:root:{self.home_of(number)}:/bin/bash"
         (own / "passwd").write_text("\n".join([root, *(u for u in users if not u.startswith("root:"))]) + "\n")
 
     def _home(self, number: int) -> None:
-        home = self._home_of(number)
+        home = self.home_of(number)
         (home / ".ssh").mkdir(parents=True)
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(home / "host_key"))
         for file in ("id_ed25519", "id_ed25519.pub"):

@@ -18,7 +18,10 @@ from train_release import argv, environment, hostfile, main_container, one, oper
 from cluster import Cluster, run
 from tools import ROOT
 
-PROGRAMS = (sys.base_prefix, sys.prefix, str(ROOT))
+OWN = (sys.base_prefix, sys.prefix, str(ROOT))
+# A virtual environment may share the packages of another one.
+SHARED = tuple(path for path in sys.path if Path(path).name == "site-packages" and not path.startswith(OWN))
+PROGRAMS = (*OWN, *SHARED)
 PATH = f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin"
 
 
@@ -60,6 +63,11 @@ class Pod:
         """Names of its processes."""
         return self.exec(["ps", "-e", "-o", "comm="]).stdout.split()
 
+    def terminate(self) -> None:
+        """Send SIGTERM to its first process, as the kubelet does."""
+        until(self._first)
+        os.kill(int(self._first()), signal.SIGTERM)
+
     def kill(self) -> None:
         """Kill all its processes at once."""
         if self._process.poll() is None:
@@ -67,32 +75,24 @@ class Pod:
             self._process.wait()
 
 
-class Job:
-    """A rendered release: its workers on the first hosts, its launcher on the next one."""
+class Release:
+    """A rendered release and the pods of its job."""
 
-    def __init__(self, cluster: Cluster, objects: list[dict[str, Any]], volume: Path) -> None:
+    def __init__(self, cluster: Cluster, objects: list[dict[str, Any]], volume: Path, kind: str) -> None:
         self.cluster, self.objects, self.volume = cluster, objects, volume
-        self.job = one(objects, "MPIJob")
+        self.job = one(objects, kind)
         self.name = self.job["metadata"]["name"]
         self.folder = cluster.folder / f"pods-{self.name}"
         self.folder.mkdir()
-        self.workers = [line.split()[0] for line in hostfile(self.job).splitlines()]
-        self.keys = key_pair(self.folder / "key")
+        self.keys: dict[str, str] = {}  # of the operator's SSH Secret
+        self.workers: list[str] = []
         self.pods: list[Pod] = []
 
-    def worker(self, index: int, keys: Mapping[str, str] | None = None) -> Pod:
-        container = main_container(self.objects, "Worker")
-        return self._start(index + 1, f"{self.name}-worker-{index}", argv(container), environment(container), keys)
-
-    def init_container(self) -> Pod:
-        [container] = replica(self.objects, "Launcher")["template"]["spec"]["initContainers"]
-        return self._start(len(self.workers) + 1, f"{self.name}-launcher", argv(container), environment(container))
-
-    def launcher(self) -> Pod:
-        """One attempt."""
-        container = main_container(self.objects, "Launcher")
-        env = environment(container) | operator_env(self.job)
-        return self._start(len(self.workers) + 1, f"{self.name}-launcher", argv(container), env)
+    def _files(self) -> dict[str, dict[str, str]]:
+        ours = {
+            name: text for item in self.objects if item["kind"] == "ConfigMap" for name, text in item["data"].items()
+        }
+        return {"/etc/maskfleet": ours}
 
     def _start(
         self, host: int, hostname: str, command: list[str], env: dict[str, str], keys: Mapping[str, str] | None = None
@@ -106,14 +106,25 @@ class Job:
             "hosts": self._hosts(hostname, host),
             "hostname": hostname,
             "files": self._files(),
-            "secret_at": self.job["spec"]["sshAuthMountPath"],
+            "secret_at": self.job["spec"].get("sshAuthMountPath", "/home/fleet/.ssh"),
             "secret": dict(keys or self.keys),
             "volumes": {str(self.volume): "/fsx"},
             "argv": command,
             "env": env,
         }
         (place / "pod.json").write_text(json.dumps(pod))
-        apart = ["ip", "netns", "exec", f"mf{host}", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--uts"]
+        apart = [
+            "ip",
+            "netns",
+            "exec",
+            self.cluster.namespace(host),
+            "unshare",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--uts",
+        ]
         script = str(Path(__file__).with_name("pod_root.py"))
         with (place / "log").open("w") as log:
             process = subprocess.Popen(
@@ -131,11 +142,46 @@ class Job:
         lines = [f"{self.cluster.address(index + 1)} {name}" for index, name in enumerate(self.workers)]
         return "\n".join(["127.0.0.1 localhost", *lines, f"{self.cluster.address(host)} {hostname}", ""])
 
+
+class ElasticJob(Release):
+    """The pods of an Indexed Job, each on the host that the test chooses."""
+
+    def __init__(self, cluster: Cluster, objects: list[dict[str, Any]], volume: Path) -> None:
+        super().__init__(cluster, objects, volume, "Job")
+
+    def worker(self, index: int, host: int) -> Pod:
+        """Pod `index` on a host, with what Kubernetes adds to its environment."""
+        [container] = self.job["spec"]["template"]["spec"]["containers"]
+        own = {"JOB_COMPLETION_INDEX": str(index), "MASKFLEET_JOB_UID": f"uid-of-{self.name}",
+               "MASKFLEET_HOST_ADDRESS": self.cluster.address(host)}  # fmt: skip
+        assert {"MASKFLEET_JOB_UID", "MASKFLEET_HOST_ADDRESS"} <= {one["name"] for one in container["env"]}
+        return self._start(host, f"{self.name}-{index}", argv(container), environment(container) | own)
+
+
+class Job(Release):
+    """The pods of an MPIJob: its workers on the first hosts, its launcher on the next one."""
+
+    def __init__(self, cluster: Cluster, objects: list[dict[str, Any]], volume: Path) -> None:
+        super().__init__(cluster, objects, volume, "MPIJob")
+        self.workers = [line.split()[0] for line in hostfile(self.job).splitlines()]
+        self.keys = key_pair(self.folder / "key")
+
+    def worker(self, index: int, keys: Mapping[str, str] | None = None) -> Pod:
+        container = main_container(self.objects, "Worker")
+        return self._start(index + 1, f"{self.name}-worker-{index}", argv(container), environment(container), keys)
+
+    def init_container(self) -> Pod:
+        [container] = replica(self.objects, "Launcher")["template"]["spec"]["initContainers"]
+        return self._start(len(self.workers) + 1, f"{self.name}-launcher", argv(container), environment(container))
+
+    def launcher(self) -> Pod:
+        """One attempt."""
+        container = main_container(self.objects, "Launcher")
+        env = environment(container) | operator_env(self.job)
+        return self._start(len(self.workers) + 1, f"{self.name}-launcher", argv(container), env)
+
     def _files(self) -> dict[str, dict[str, str]]:
-        ours = {
-            name: text for item in self.objects if item["kind"] == "ConfigMap" for name, text in item["data"].items()
-        }
-        return {"/etc/maskfleet": ours, "/etc/mpi": {"hostfile": hostfile(self.job)}}
+        return {**super()._files(), "/etc/mpi": {"hostfile": hostfile(self.job)}}
 
 
 def key_pair(file: Path) -> dict[str, str]:

@@ -8,8 +8,6 @@ from typing import Any
 
 from client import Client
 
-from cluster import NETWORK
-
 
 def doctor(client: Client, *more: str) -> tuple[int, list[dict[str, Any]]]:
     options = [text for text in client.options(*more) if text not in ("launch", "-c", str(client.run_file))]
@@ -77,4 +75,4 @@ def test_a_host_behind_a_jump_host_is_reached_through_it(client: Client) -> None
     assert verdicts(json.loads(done.stdout), "login") == {"far": "ok"}, done.stdout
     news = log.read_text()[seen:]
     assert f"Accepted publickey for root from {client.cluster.address(1)} " in news
-    assert f"Accepted publickey for root from {NETWORK}.1 " not in news
+    assert f"Accepted publickey for root from {client.cluster.network}.1 " not in news

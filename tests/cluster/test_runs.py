@@ -17,8 +17,8 @@ LONG = ("-s", "eval.every_epochs=0", "-s", "checkpoint.every_epochs=5", "-s", "t
 
 
 def test_the_same_run_has_the_same_losses_under_local_ssh_and_mpirun(client: Client) -> None:
-    by_torchrun = client.launched("--name", "by-torchrun")
-    output = client.finish(by_torchrun)
+    by_ssh = client.launched("--name", "by-ssh")
+    output = client.finish(by_ssh)
     assert "3 ranks on CPU" in output
     by_mpirun = client.launched("--name", "by-mpirun", "--with", "mpirun")
     output = client.finish(by_mpirun)
@@ -27,7 +27,7 @@ def test_the_same_run_has_the_same_losses_under_local_ssh_and_mpirun(client: Cli
     assert local.returncode == 0, local.stdout + local.stderr
     here = run_dir_of(local.stdout.splitlines()[0])
     assert len(losses(here)) == 12 + 2
-    assert losses(run_dir_of(by_torchrun)) == losses(here)
+    assert losses(run_dir_of(by_ssh)) == losses(here)
     assert losses(run_dir_of(by_mpirun)) == losses(here)
 
 

@@ -34,6 +34,8 @@ def rising(values: st.SearchStrategy[Any], count: int) -> st.SearchStrategy[tupl
 
 
 POSITIVE = st.integers(1, 10**6)
+BLOCKS = st.integers(1, 256)  # the configuration limits the size of a network
+FEATURES = st.integers(1, 16_384)
 AMOUNT = st.floats(1e-6, 1e3)
 SHARE_FLOATS = st.floats(0, 1)
 WHOLE = python(POSITIVE)
@@ -89,9 +91,7 @@ CASES: dict[str, Case] = {
     "DATA.FILTER_EMPTY_ANNOTATIONS": of("data.filter_empty", FLAG),
     "DATA.NUM_WORKERS": of("data.num_workers", python(st.integers(0, 64))),
     "BACKBONE.WEIGHTS": of("model.backbone.weights", PATH | st.just(("", None))),
-    "BACKBONE.RESNET_NUM_BLOCKS": of(
-        "model.backbone.blocks", python(st.tuples(POSITIVE, POSITIVE, POSITIVE, POSITIVE))
-    ),
+    "BACKBONE.RESNET_NUM_BLOCKS": of("model.backbone.blocks", python(st.tuples(BLOCKS, BLOCKS, BLOCKS, BLOCKS))),
     "BACKBONE.FREEZE_AFFINE": of("model.backbone.freeze_affine", FLAG),
     "BACKBONE.NORM": of(
         "model.backbone.norm", either({"FreezeBN": "FreezeBN", "SyncBN": "SyncBN", "GN": "GN", "None": "None"})
@@ -132,7 +132,7 @@ CASES: dict[str, Case] = {
     "RPN.MIN_SIZE": of("model.rpn.min_size", NUMBER),
     "RPN.PROPOSAL_NMS_THRESH": of("model.rpn.nms_iou", SHARE),
     "RPN.CROWD_OVERLAP_THRESH": of("model.rpn.crowd_overlap", NUMBER),
-    "RPN.HEAD_DIM": of("model.rpn.head_channels", WHOLE),
+    "RPN.HEAD_DIM": of("model.rpn.head_channels", python(FEATURES)),
     "RPN.TRAIN_PRE_NMS_TOPK": of("model.rpn.train_pre_nms", WHOLE),
     "RPN.TRAIN_POST_NMS_TOPK": of("model.rpn.train_post_nms", WHOLE),
     "RPN.TEST_PRE_NMS_TOPK": of("model.rpn.test_pre_nms", WHOLE),
@@ -158,7 +158,7 @@ CASES: dict[str, Case] = {
         ),
     ),
     "FPN.FRCNN_CONV_HEAD_DIM": of("model.box_head.conv_channels", CHANNELS),
-    "FPN.FRCNN_FC_HEAD_DIM": of("model.box_head.fc_channels", WHOLE),
+    "FPN.FRCNN_FC_HEAD_DIM": of("model.box_head.fc_channels", python(FEATURES)),
     "FPN.MRCNN_HEAD_FUNC": of(
         "model.mask_head.kind", either({"maskrcnn_up4conv_head": "up4conv", "maskrcnn_up4conv_gn_head": "up4conv_gn"})
     ),

@@ -63,6 +63,9 @@ NEW_HERE = words("""
 recipe model.roi_align model.loss_mean_over model.backbone.kind model.backbone.stem_channels
 model.box_head.fill_with_foreground
 model.box_head.box_loss data.flip_probability data.scale_jitter data.color_jitter data.on_bad data.cache_dir
-train.accumulate_to_images train.base_lr_images train.momentum train.compile train.ema_decay eval.max_images
-checkpoint.every_minutes checkpoint.keep_last checkpoint.keep_best
+data.cache_gb data.max_image_mpx data.allow_outside
+train.accumulate_to_images train.base_lr_images train.momentum train.compile train.exchange_dtype train.ema_decay
+train.join_timeout_s train.peer_timeout_s eval.max_images eval.precision eval.compile
+checkpoint.every_minutes checkpoint.keep_last checkpoint.keep_best log.all_metrics log.wandb log.mlflow
+train.optimizer train.epochs train.steps train.decay train.patience
 """)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from strategies import run_configs
 
+from maskfleet.config import load as load_module
 from maskfleet.config.base import replaced
 from maskfleet.config.load import differences, dump, load, resolve, write_run_file
 from maskfleet.config.recipes import RECIPES, recipe
@@ -145,10 +146,11 @@ def test_unknown_recipe_suggests_the_nearest() -> None:
     ("name", "mask", "other"),
     [("r50_fpn_1x", "false", "faster_r50_fpn_1x"), ("faster_r101_c4_1x", "true", "r101_c4_1x")],
 )
-def test_a_mask_setting_that_contradicts_the_recipes_name_is_rejected(name: str, mask: str, other: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        resolve(recipe_name=name, sets=[f"model.mask={mask}"])
-    assert caught.value.remedy == f"use --recipe {other}"
+def test_the_mask_setting_selects_the_recipe_of_that_name(name: str, mask: str, other: str, tmp_path: Path) -> None:
+    config = resolve(recipe_name=name, sets=[f"model.mask={mask}"]).config
+    assert config == recipe(other)
+    write_run_file(tmp_path, recipe(name))
+    assert resolve(file=tmp_path / "run.yaml", sets=[f"model.mask={mask}"]).config == recipe(other)
 
 
 def test_mask_off_without_a_recipe_selects_the_recipe_without_masks(tmp_path: Path) -> None:
@@ -165,11 +167,26 @@ def test_the_presets_of_tensorpack_and_aws_samples_keep_their_mask_switch() -> N
 def test_a_directory_of_another_run_is_rejected_and_not_changed(tmp_path: Path) -> None:
     first = recipe("r50_fpn_1x")
     write_run_file(tmp_path, first)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 20}\n')
     before = (tmp_path / "run.yaml").read_bytes()
     with pytest.raises(ConfigError) as caught:
         write_run_file(tmp_path, replaced(first, {"train.seed": 5}))
     assert "train.seed: there 1234, here 5" in caught.value.what
     assert (tmp_path / "run.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize("result", ["metrics.jsonl", "checkpoints/step-000000020.json"])
+def test_a_run_without_results_does_not_occupy_its_directory(tmp_path: Path, result: str) -> None:
+    first, second = recipe("r50_fpn_1x"), recipe("faster_r50_fpn_1x")
+    write_run_file(tmp_path, first)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "log.txt").write_text("failed before the first step")
+    write_run_file(tmp_path, second)
+    assert load(tmp_path / "run.yaml") == second
+    (tmp_path / result).write_text("{}")
+    with pytest.raises(ConfigError, match="holds another run"):
+        write_run_file(tmp_path, first)
 
 
 def test_a_run_may_resume_with_moved_data_and_other_worker_and_checkpoint_settings(tmp_path: Path) -> None:
@@ -196,3 +213,23 @@ def test_differences_name_only_what_differs() -> None:
 
 def test_run_files_of_resnets_do_not_name_the_backbone_so_that_older_versions_read_them() -> None:
     assert "kind: resnet" not in dump(recipe("r50_fpn_1x"))
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("train.batch_size", "train.images_per_gpu"),
+        ("lr", "train.base_lr"),
+        ("epochs", "train.epochs"),
+        ("workers", "data.num_workers"),
+        ("imgsz", "data.train_short_edge_px"),
+    ],
+)
+def test_names_of_other_trainers_are_understood_in_suggestions(name: str, field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(sets=[f"{name}=2"])
+    assert caught.value.remedy == f"did you mean {field}?"
+
+
+def test_every_suggested_field_exists() -> None:
+    assert set(load_module._OTHER_NAMES.values()) <= set(load_module._FIELDS)

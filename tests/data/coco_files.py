@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
@@ -10,8 +11,21 @@ def square(left: float, top: float, side: float) -> list[float]:
     return [left, top, left + side, top, left + side, top + side, left, top + side]
 
 
+def rectangle(box: list[float]) -> list[float]:
+    """The polygon of a box [x, y, width, height] as flat numbers."""
+    left, top, width, height = box
+    return [left, top, left + width, top, left + width, top + height, left, top + height]
+
+
+def _has_area(box: Any) -> bool:
+    return isinstance(box, list) and len(box) == 4 and all(map(math.isfinite, box)) and min(box[2:]) > 0
+
+
 def annotation(identity: int, image_id: int = 1, **changes: Any) -> dict[str, Any]:
-    """A sound annotation of a square of 20 at (10, 10), with `changes`; None takes a key away."""
+    """A sound annotation of a square of 20 at (10, 10), with `changes`; None takes a key away.
+
+    The polygon follows a box that has an area, unless it is changed too.
+    """
     record: dict[str, Any] = {
         "id": identity,
         "image_id": image_id,
@@ -22,6 +36,8 @@ def annotation(identity: int, image_id: int = 1, **changes: Any) -> dict[str, An
         "segmentation": [square(10, 10, 20)],
     }
     record.update(changes)
+    if "bbox" in changes and "segmentation" not in changes and _has_area(record["bbox"]):
+        record["segmentation"] = [rectangle(record["bbox"])]
     return {key: value for key, value in record.items() if value is not None}
 
 

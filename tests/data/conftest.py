@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from maskfleet.data.store.coco import SplitPaths
+from maskfleet.data.store.splits import SplitPaths
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def write_split(tmp_path: Path) -> Callable[..., SplitPaths]:
         images.mkdir(exist_ok=True)
         annotations.write_text(content if isinstance(content, str) else json.dumps(content))
         if with_images and isinstance(content, dict):
-            pixels = np.random.default_rng(0).integers(0, 255, (48, 64, 3), np.uint8)
-            for image in content["images"]:
+            for number, image in enumerate(content["images"]):
+                pixels = np.random.default_rng(number).integers(0, 255, (48, 64, 3), np.uint8)
                 assert cv2.imwrite(str(images / image["file_name"]), pixels)
         return SplitPaths("train", annotations, images)
 

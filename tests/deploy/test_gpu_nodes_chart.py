@@ -35,6 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "general": {"zones": ["us-west-2a", "us-west-2b"], "gpu_limit": 16},
         "efa": {
             "gpu_limit": 64,
+            "placement_group": "fleet efa",
             "capacity_reservations": [{"id": "cr-0123abcd"}, {"tags": {"for": "training"}, "ownerID": "123456789012"}],
             "reserved_only": True,
         },
@@ -177,6 +178,21 @@ def test_subnets_and_security_groups_are_found_by_the_clusters_tags() -> None:
     assert chosen["securityGroupSelectorTerms"] == [{"tags": {"tier": "nodes"}}]
 
 
+def test_only_the_nodes_with_efa_are_in_the_placement_group() -> None:
+    chosen = classes(VARIANTS["everything"])
+    assert chosen["gpu-efa"]["placementGroupSelector"] == {"name": "fleet efa"}
+    assert "placementGroupSelector" not in chosen["gpu"]
+    assert "placementGroupSelector" not in classes(EFA)["gpu-efa"]
+
+
+def test_the_kubelet_reserves_memory_for_few_pods() -> None:
+    # 11 MiB a pod and 255 MiB, as the kubelet of EKS's images reserves it for the largest number of pods.
+    for node_class in classes(EFA).values():
+        assert node_class["kubelet"] == {"maxPods": 29, "kubeReserved": {"memory": "574Mi"}}
+    chosen = classes({**REQUIRED, "max_pods": 110})["gpu"]["kubelet"]
+    assert chosen == {"maxPods": 110, "kubeReserved": {"memory": "1465Mi"}}
+
+
 def test_a_reservation_changes_its_own_pool_only() -> None:
     chosen, reserved = classes(VARIANTS["everything"]), pools(VARIANTS["everything"])
     assert "capacityReservationSelectorTerms" not in chosen["gpu"]
@@ -225,6 +241,7 @@ def test_the_device_plugin_finds_our_nodes() -> None:
         ({**REQUIRED, "general": {"reserved_only": True}}, "general.reserved_only"),
         ({**REQUIRED, "general": {"capacity_reservations": [{"id": "cr-1", "ownerID": "1"}]}}, "capacity_reservations"),
         ({**REQUIRED, "root_volume": {"gib": 10}}, "gib"),
+        ({**REQUIRED, "max_pods": 5}, "max_pods"),
         ({**REQUIRED, "labels": {"a": "not a label"}}, "labels"),
         ({**REQUIRED, "capacity": "spot"}, "capacity"),
     ],

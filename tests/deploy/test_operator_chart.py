@@ -42,6 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "image_pull_secrets": ["registry"],
         "replicas": 2,
         "monitoring_port": 9090,
+        "grafana_dashboard": True,
         "node_selector": {"maskfleet.io/system": "true"},
         "tolerations": [{"key": "CriticalAddonsOnly", "operator": "Exists"}],
         "priority_class_name": "system-cluster-critical",
@@ -255,3 +256,11 @@ def test_checkov_finds_nothing_in_the_operators_objects(tmp_path: Path) -> None:
     deployment["spec"]["template"]["spec"]["containers"][0]["securityContext"]["privileged"] = True
     (found,) = checkov_findings(written([deployment], tmp_path / "bad.yaml"), "kubernetes", (*SKIPS, "CKV2_K8S_6"))
     assert "CKV_K8S_16" in found
+
+
+def test_the_dashboard_is_created_only_if_asked_and_reaches_grafana_unchanged() -> None:
+    assert of_kind(rendered("mpi-operator"), "ConfigMap") == []
+    [found] = of_kind(rendered("mpi-operator", values={"grafana_dashboard": True}), "ConfigMap")
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    file = deploy_path("helm", "mpi-operator", "files", "dashboard.json")
+    assert json.loads(found["data"]["maskfleet.json"]) == json.loads(file.read_text(encoding="utf-8"))

@@ -171,7 +171,8 @@ def test_names_that_look_like_numbers_stay_strings() -> None:
         ({"image": ""}, "image"),
         ({"image": "a b"}, "image"),
         ({"image": 'x"\ncommand: [sh]'}, "image"),
-        ({"s3_bucket": ""}, "s3_bucket"),
+        ({"s3_bucket": ""}, "s3_bucket: the bucket of the data set is required"),
+        ({"preload": True, "check": True}, "preload and check: set one of them"),
         ({"s3_bucket": "s3://x"}, "s3_bucket"),
         ({"s3_bucket": "Upper"}, "s3_bucket"),
         ({"s3_prefix": "/abs"}, "s3_prefix"),
@@ -227,3 +228,11 @@ def test_the_jobs_command_really_stages(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "efs/data/coco2017/train2017/1.jpg").read_bytes() == b"jpeg"
     assert "train2017/1.jpg" in (tmp_path / "efs/data/coco2017/manifest.jsonl").read_text()
+
+
+def test_preload_loads_the_same_folder_and_needs_no_bucket() -> None:
+    [found] = of_kind(rendered("stage-data", values={"image": IMAGE, "shared_fs": "fsx", "preload": True}), "Job")
+    [container] = found["spec"]["template"]["spec"]["containers"]
+    folder = "/fsx/data/coco2017"
+    assert container["args"] == ["-m", "maskfleet", "data", "preload", folder, "--workers", "16"]
+    assert arguments({"shared_fs": "fsx"})[-3] == folder

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_charts import kubernetes_complaints, lint, of_kind, refusal, rendered
+from cluster_charts import checkov_findings, kubernetes_complaints, lint, of_kind, refusal, rendered, written
+
+from maskfleet.config.launch import EksLaunch
 
 EFS = {"enabled": True, "file_system_id": "fs-0123456789abcdef0"}
 FSX = {
@@ -102,6 +106,64 @@ def test_the_storage_class_waits_for_a_pod_and_is_not_the_default() -> None:
     assert gp3["parameters"] == {"type": "gp3", "encrypted": "true", "csi.storage.k8s.io/fstype": "ext4"}
 
 
+def prepared(**more: Any) -> dict[str, Any]:
+    return {"fsx": {**FSX, "prepare": {"enabled": True, **more}}}
+
+
+def test_a_job_gives_the_folders_of_a_new_lustre_to_the_user_of_our_pods(tmp_path: Path) -> None:
+    manifests = rendered("storage", values=prepared(), release="storage")
+    assert kubernetes_complaints(manifests, tmp_path) == []
+    [job] = of_kind(manifests, "Job")
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["install", "--directory", "--owner=1000", "--group=1000", "--mode=0775"]
+    # Where launches write runs and look for data (launch.log_dir, launch.data_dir).
+    launch = EksLaunch()
+    assert container["args"] == [f"/fsx/{launch.log_dir}", f"/fsx/{launch.data_dir.split('/')[0]}"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "FOWNER"]}
+    [volume] = job["spec"]["template"]["spec"]["volumes"]
+    name = volume["persistentVolumeClaim"]["claimName"]
+    [claim] = [one for one in of_kind(manifests, "PersistentVolumeClaim") if one["metadata"]["name"] == name]
+    [source] = [one for one in of_kind(manifests, "PersistentVolume") if one["metadata"]["name"] == name]
+    # Root is not admitted where jobs run.
+    assert claim["metadata"]["namespace"] == job["metadata"]["namespace"] == "kube-system"
+    assert source["spec"]["csi"]["volumeHandle"] == FSX["file_system_id"]
+    assert source["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
+
+
+@pytest.mark.slow
+def test_checkov_finds_only_what_the_job_needs_root_for(tmp_path: Path) -> None:
+    skips = (
+        "CKV_K8S_23",  # only root may give folders away
+        "CKV_K8S_40",  # the same
+        "CKV_K8S_25",  # CHOWN and FOWNER, and nothing else
+        "CKV_K8S_43",  # the default image has a tag: its digest could not be looked up here
+        "CKV2_K8S_6",  # it is in a namespace of the cluster, whose traffic is not ours to limit
+    )
+    manifests = rendered("storage", values=prepared(), release="storage")
+    assert checkov_findings(written(manifests, tmp_path / "job.yaml"), "kubernetes", skips) == []
+
+
+def test_other_folders_make_another_job_and_none_is_made_unless_asked() -> None:
+    first, second = (
+        of_kind(rendered("storage", values=prepared(folders=folders)), "Job")[0]["metadata"]["name"]
+        for folders in (["logs"], ["logs", "more"])
+    )
+    assert first != second
+    assert of_kind(rendered("storage", values={"fsx": FSX}), "Job") == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
+def test_the_jobs_command_creates_the_folders_and_may_run_again(tmp_path: Path) -> None:
+    [job] = of_kind(rendered("storage", values=prepared(folders=["logs", "data/coco2017"])), "Job")
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    (tmp_path / "fsx" / "logs").mkdir(parents=True)
+    for _ in range(2):
+        folders = [str(tmp_path / one.lstrip("/")) for one in container["args"]]
+        subprocess.run([*container["command"], *folders], check=True)
+        for folder in map(Path, folders):
+            assert (folder.stat().st_uid, folder.stat().st_gid, folder.stat().st_mode & 0o777) == (1000, 1000, 0o775)
+
+
 def test_names_that_look_like_numbers_stay_strings() -> None:
     values = {"efs": {**EFS, "claim": "123"}, "gp3": {**GP3, "name": "456"}}
     for one in rendered("storage", values=values, release="7", namespace="42"):
@@ -128,6 +190,9 @@ def test_names_that_look_like_numbers_stay_strings() -> None:
         ({"fsx": {**FSX, "mount_name": ""}}, "fsx.mount_name"),
         ({"fsx": {**FSX, "mount_name": "../etc"}}, "fsx.mount_name"),
         ({"efs": EFS, "fsx": {**FSX, "claim": "pv-efs"}}, "fsx.claim"),
+        (prepared(folders=["../etc"]), "folders"),
+        (prepared(folders=[]), "folders"),
+        (prepared(image=""), "image"),
         ({"gp3": {**GP3, "kms_key_arn": "alias/x"}}, "gp3.kms_key_arn"),
         ({"gp3": {**GP3, "name": "Under_Score"}}, "gp3.name"),
         ({"bogus": 1, "efs": EFS}, "bogus"),

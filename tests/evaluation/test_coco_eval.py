@@ -158,6 +158,12 @@ def test_the_fuzz_covers_what_it_claims_to() -> None:
     assert min(areas) < 32**2 < 64**2 < 96**2 < max(areas)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_unchecked_results_score_the_same(seed: int) -> None:
+    truth, results = fuzzed(seed)
+    assert evaluate_detections(truth, results, check_results=False) == evaluate_detections(truth, results)
+
+
 def test_no_detections_score_zero_and_no_ground_truth_minus_one() -> None:
     truth, results = fuzzed(5)
     assert any(not annotation["iscrowd"] for annotation in truth["annotations"])
@@ -305,6 +311,14 @@ def test_results_that_could_only_be_misread_are_refused(bad: dict[str, Any], say
         (scene(square(bbox=[1, 2, 3])), "no bbox of four numbers"),
         (scene(square()), "the mask of annotation 0 (image 3) cannot be read"),
         ({**scene(), "images": [{"id": 3}, {"id": 3}]}, "two images of the annotations have the same id"),
+        ({**scene(), "images": [3]}, "is not a JSON object"),
+        ({**scene(), "images": [{"id": 2**64}]}, "not a whole number"),
+        ({**scene(), "images": [{"id": 3, "width": 10**9}]}, "width is 1000000000"),
+        ({**scene(), "images": [{"id": 3, "height": {}}]}, "height is {}, not a whole number"),
+        (scene(square(area={})), "an area that is not a number"),
+        (scene(square(area=10**400)), "an area that is not a number"),
+        (scene(square(bbox=[0, 0, 1, 10**400])), "no bbox of four numbers"),
+        (scene(square(image_id=[3])), "image_id is [3], not a whole number"),
     ],
 )
 def test_broken_annotations_are_refused(truth: dict[str, Any], says: str) -> None:

@@ -54,6 +54,8 @@ DOCUMENTED: dict[str, dict[str, Values]] = {
         "defaults": TRAIN,
         "optimized": {**TRAIN, "preset": "optimized", "gpu_nodes": 4, "gpu_instance_type": "p5.48xlarge"},
         "cpu": {**TRAIN, **CPU, "gpu_nodes": 1},
+        "fabric test": {**TRAIN, "fabric_test": True, "max_run_s": 3600, "backoff_limit": 0},
+        "metrics": {**TRAIN, "metrics_enabled": True, "metrics_namespace": "observe"},
         "run file": {**TRAIN, "run_yaml": RUN_YAML},
         "hyper-parameters": {
             **TRAIN,
@@ -68,6 +70,7 @@ DOCUMENTED: dict[str, dict[str, Values]] = {
         },
         "two file systems": {**TRAIN, "data_fs": "efs", "data_pvc": "pv-efs", "log_dir": "runs/mine"},
         "queue": {**TRAIN, "queue": "gpu-queue"},
+        "elastic": {**TRAIN, "gpu_nodes": 3, "min_nodes": 2, "run_yaml": RUN_YAML, "metrics_enabled": True},
         "nodes": {
             **TRAIN,
             "system_node_selector": {"role": "system"},
@@ -92,6 +95,7 @@ DOCUMENTED: dict[str, dict[str, Values]] = {
     "stage-data": {
         "defaults": STAGE_DATA,
         "fsx": {**STAGE_DATA, "shared_fs": "fsx", "s3_prefix": "data", "stage_dir": "/fsx/data", "check": True},
+        "preload": {"image": IMAGE, "shared_fs": "fsx", "preload": True, "workers": 128},
         "own account": {**STAGE_DATA, "service_account": "", "role_arn": "arn:aws:iam::123456789012:role/staging"},
         "times": {**STAGE_DATA, "ttl_s": None, "max_run_s": 3600, "backoff_limit": 0, "region": "us-east-1"},
     },

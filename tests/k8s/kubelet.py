@@ -24,6 +24,7 @@ class Kubelet:
     def __init__(self, folder: Path) -> None:
         self.logs: dict[str, list[tuple[str, str]]] = {}
         self.open: set[str] = set()
+        self.is_dead = False
         self.asked: list[str] = []
         self.name = random_name("maskfleet-test-node")
         self._taken: list[tuple[Kube, str]] = []
@@ -63,9 +64,14 @@ class Kubelet:
             stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
             log.append((f"{stamp}.{len(log):09d}Z", line))
 
-    def leave(self) -> None:
+    def die(self) -> None:
+        """Answer nobody any more; node and pods stay in the API, as when a machine fails."""
+        self.is_dead = True
         self._server.shutdown()
         self._server.server_close()
+
+    def leave(self) -> None:
+        self.die()
         # Only its node stops a pod; without this, deleting the namespace would wait minutes for the control plane.
         for kube, pod in self._taken:
             kube.kubectl("delete", "pod", pod, "--force", "--grace-period=0", "--ignore-not-found", "--wait=false")
@@ -82,8 +88,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         url = urlsplit(self.path)
         self.owner.asked.append(self.path)
+        if self.owner.is_dead:  # the API server uses its connections again
+            self.close_connection = True
+            return
         _, what, _, pod, container = url.path.split("/")
-        assert (what, container) == ("containerLogs", "launcher")
+        assert what == "containerLogs"
+        assert container in ("launcher", "worker")
         query = {name: value[-1] for name, value in parse_qs(url.query).items()}
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")

@@ -43,14 +43,15 @@ def test_workers_get_a_service_a_hostfile_and_keys(run: Kube) -> None:
     assert {"/home/fleet/.ssh", "/etc/maskfleet", "/dev/shm", "/fsx"} <= mounts
 
 
-def test_the_launcher_starts_only_when_every_worker_is_ready(run: Kube) -> None:
-    stays(lambda: run.find("job", "run-launcher") is None, what="a launcher without a worker")
+def test_the_launcher_waits_for_its_workers_in_an_init_container(run: Kube) -> None:
+    job = eventually(lambda: run.find("job", "run-launcher"), what="the launcher's Job without a ready worker")
+    [waits] = launched(run, 1)["spec"]["initContainers"]
+    assert waits["name"] == "wait-for-workers"
     run.pod_runs("run-worker-0")
-    stays(lambda: run.find("job", "run-launcher") is None, what="a launcher with one of two workers")
+    stays(lambda: condition(run, "Running") is None, what="the MPIJob not running with one of two workers")
 
     run.pod_runs("run-worker-1")
 
-    job = eventually(lambda: run.find("job", "run-launcher"), what="the launcher's Job")
     assert job["spec"]["backoffLimit"] == 2
     pod = launched(run, 1)
     assert [container["name"] for container in pod["spec"]["containers"]] == ["launcher"]
@@ -78,6 +79,19 @@ def test_the_longest_name_that_the_chart_accepts_is_valid_for_pods_too(kube: Kub
     kube.install(release, "train", {**VALUES, "gpu_nodes": 11})
 
     eventually(lambda: kube.find("pod", f"{release}-worker-10"), what="the eleventh worker")
+
+
+@pytest.mark.slow
+def test_a_node_that_cannot_be_had_ends_the_job_and_releases_the_others(kube: Kube) -> None:
+    kube.install("run", "train", {**VALUES, "backoff_limit": 0})
+    eventually(lambda: len(workers(kube)) == 2, what="two workers", within_s=60)
+    kube.pod_runs("run-worker-0")
+
+    # As the kubelet reports an init container that waited in vain for worker 1, which stays pending.
+    kube.set_pod_status(launched(kube, 1)["metadata"]["name"], phase="Failed")
+
+    eventually(lambda: condition(kube, "Failed"), what="the MPIJob failed", within_s=60)
+    eventually(lambda: not workers(kube), what="both workers removed")
 
 
 @pytest.mark.slow

@@ -11,13 +11,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 import yaml
-from kube import Kube, eventually, stays
+from kube import Kube, eventually
 
 from tools import tool
 
@@ -52,9 +53,9 @@ class Fleet:
         return dict(json.loads(self("status", self.handle, "--json").stdout))
 
 
-@pytest.fixture
-def fleet(kube: Kube, operator: None) -> Iterator[Fleet]:
-    """A namespace with a bound claim."""
+@contextmanager
+def bound_claim(kube: Kube) -> Iterator[None]:
+    """A claim `runs` with a volume."""
     size = {"storage": "1Gi"}
     claim_spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": size}, "storageClassName": ""}
     volume = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": kube.namespace},
@@ -66,8 +67,15 @@ def fleet(kube: Kube, operator: None) -> Iterator[Fleet]:
     assert kube.create(volume).returncode == 0
     assert kube.create(claim).returncode == 0
     eventually(lambda: kube.get("pvc", "runs")["status"]["phase"] == "Bound", what="the claim is bound")
-    yield Fleet(kube)
+    yield
     kube.kubectl("delete", "pv", kube.namespace, "--wait=false")
+
+
+@pytest.fixture
+def fleet(kube: Kube, operator: None) -> Iterator[Fleet]:
+    """A namespace with a bound claim."""
+    with bound_claim(kube):
+        yield Fleet(kube)
 
 
 def run_workers(kube: Kube, count: int = 2) -> None:
@@ -77,8 +85,8 @@ def run_workers(kube: Kube, count: int = 2) -> None:
         kube.pod_runs(name)
 
 
-def launcher_pod(kube: Kube) -> str:
-    selector = f"training.kubeflow.org/job-name={NAME},training.kubeflow.org/job-role=launcher"
+def launcher_pod(kube: Kube, name: str = NAME) -> str:
+    selector = f"training.kubeflow.org/job-name={name},training.kubeflow.org/job-role=launcher"
 
     def alive() -> list[str]:
         pods = kube.list("pods", selector)
@@ -99,7 +107,6 @@ def test_a_job_goes_from_pending_to_running_to_done(fleet: Fleet) -> None:
     # The operator writes that it took the job up after it has made the workers.
     eventually(lambda: fleet.status()["detail"] == "0 of 2 workers are ready", what=lambda: str(fleet.status()))
     assert fleet.status()["state"] == "pending"
-    stays(lambda: not fleet.kube.list("pods", "training.kubeflow.org/job-role=launcher"), what="no launcher yet")
     run_workers(fleet.kube)
     pod = launcher_pod(fleet.kube)
     fleet.kube.pod_runs(pod)
@@ -179,6 +186,52 @@ def test_a_deleted_worker_and_a_killed_launcher_are_reported(fleet: Fleet) -> No
     eventually(lambda: fleet.status()["detail"] == "1 of 2 workers are not ready", what="a worker is missed")
     fleet.kube.set_pod_status(first, phase="Failed", containerStatuses=ended(1))
     eventually(lambda: fleet.status()["restarts"] >= 1, what="the launcher is started again", within_s=120)
+
+
+def test_a_release_of_another_chart_is_neither_replaced_nor_removed(fleet: Fleet, tmp_path: Path) -> None:
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: stranger\nversion: 0.1.0\n")
+    (tmp_path / "templates/map.yaml").write_text("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: theirs}\n")
+    for release, act in (
+        (NAME, fleet.launch),
+        (NAME, lambda: fleet("cancel", fleet.handle)),
+        (f"{NAME}-notebook", lambda: fleet("notebook", fleet.handle, "--stop")),
+    ):
+        fleet.kube.helm("install", release, tmp_path)
+        done = act()
+        assert done.returncode == 2, done.stdout
+        assert f"the helm release {release} is not maskfleet's" in done.stderr
+        assert "STATUS: deployed" in fleet.kube.helm("status", release)
+        assert fleet.kube.find("configmap", "theirs")
+        fleet.kube.helm("uninstall", release)
+
+
+def test_of_two_launches_at_once_one_is_refused(fleet: Fleet) -> None:
+    argv = [sys.executable, "-m", "maskfleet", *fleet.arguments("--detach")]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(argv, env=fleet.environment, **pipes) for _ in range(2)]
+    said = [process.communicate(timeout=420)[1] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2], said
+    assert "REVISION: 1" in fleet.kube.helm("status", NAME)
+
+
+def test_cancelling_a_run_that_is_done_leaves_its_state_and_its_pods(fleet: Fleet) -> None:
+    assert fleet.launch(nodes=1).returncode == 0
+    run_workers(fleet.kube, 1)
+    pod = launcher_pod(fleet.kube)
+    fleet.kube.set_pod_status(pod, phase="Succeeded", containerStatuses=ended(0))
+    eventually(lambda: fleet.status()["state"] == "done", what="the job is done")
+    done = fleet("cancel", fleet.handle)
+    assert (done.returncode, done.stdout.strip()) == (0, "nothing to cancel: it is done")
+    assert fleet.status()["state"] == "done"
+    assert fleet.kube.find("pod", pod)
+
+
+def test_a_queue_without_kueue_is_refused(fleet: Fleet) -> None:
+    done = fleet.launch("--launch-set", "queue=gpu")
+    assert done.returncode == 2
+    assert "the cluster has no Kueue" in done.stderr
+    assert not fleet.kube.find("mpijob", NAME)
 
 
 def test_a_missing_claim_is_named_before_anything_is_sent(fleet: Fleet) -> None:

@@ -20,11 +20,12 @@ from urllib.parse import urlsplit
 import pytest
 from kube import eventually
 from kubelet import Kubelet
-from test_cli_eks import Fleet, ended, fleet, launcher_pod, run_workers
+from test_cli_eks import IMAGE, NAME, Fleet, ended, fleet, launcher_pod, run_workers
 
 from tools import run_tool
 
 __all__ = ["fleet"]
+INSTANCE = "app.kubernetes.io/instance"
 
 
 class Wire:
@@ -131,10 +132,10 @@ def begun(fleet: Fleet, kubelet: Kubelet) -> str:
     return pod
 
 
-def expect_logs(fleet: Fleet, pod: str) -> None:
+def expect_logs(fleet: Fleet, pod: str, container: str = "launcher") -> None:
     """A skip where the API server cannot reach our kubelet."""
     # With an end: what is between the API server and this machine may swallow the question.
-    done = fleet.kube.try_kubectl("logs", pod, "-c", "launcher", "--request-timeout=30s")
+    done = fleet.kube.try_kubectl("logs", pod, "-c", container, "--request-timeout=30s")
     if done.returncode != 0:
         pytest.skip(f"the API server does not reach a kubelet here: {done.stderr.strip()}")
 
@@ -192,6 +193,50 @@ def test_a_followed_launch_exits_with_the_result_of_the_job_and_says_why(fleet: 
     assert following.process.returncode == 3
     assert "First to fail was rank 2:" in lines
     assert any("lower train.images_per_gpu" in line for line in lines)
+
+
+def test_a_worker_killed_for_memory_is_explained_after_the_operator_deleted_it(fleet: Fleet, kubelet: Kubelet) -> None:
+    assert fleet.launch("--max-restarts", "0", nodes=1).returncode == 0
+    run_workers(fleet.kube, 1)
+    pod = launcher_pod(fleet.kube)
+    kubelet.take(fleet.kube, pod)
+    fleet.kube.pod_runs(pod)
+    kubelet.say(pod, "[1,0]<stderr>:step: 10", "worker r50-cli-worker-0 was OOMKilled: its container was restarted")
+    expect_logs(fleet, pod)
+    over(fleet, kubelet, pod, 1)
+    eventually(lambda: fleet.status()["state"] == "failed", what="the job failed")
+    eventually(lambda: fleet.kube.find("pod", f"{NAME}-worker-0") is None, what="the operator deleted the worker")
+    told = fleet("explain", fleet.handle).stdout
+    assert "cause: host memory. A worker was killed" in told
+    assert "seen in: worker r50-cli-worker-0 was OOMKilled" in told
+
+
+def test_a_fabric_test_prints_its_rows_and_leaves_nothing(fleet: Fleet, kubelet: Kubelet) -> None:
+    kube = fleet.kube
+    asked = ["doctor", "--on", "eks", "--fabric", "--image", IMAGE, "--namespace", kube.namespace, "--nodes", "1",
+             "--instance", "p5.48xlarge", "--launch-set", "shared_claim=runs", "--json"]  # fmt: skip
+    with closing(Following(fleet, Path(os.environ["KUBECONFIG"]), *asked)) as following:
+        jobs = eventually(lambda: kube.list("mpijobs"), what=lambda: f"the test's MPIJob: {following.lines}")
+        name = jobs[0]["metadata"]["name"]
+        assert name.startswith("fabric-test-")
+        eventually(lambda: kube.find("pod", f"{name}-worker-0"), what="its worker")
+        kube.pod_runs(f"{name}-worker-0")
+        pod = launcher_pod(kube, name)
+        command = kube.get("pod", pod)["spec"]["containers"][0]["command"]
+        assert command[-3:] == ["python3", "-m", "maskfleet.bench.fabric"]
+        kubelet.take(kube, pod)
+        kube.pod_runs(pod)
+        kubelet.say(pod, '[1,0]<stdout>:fabric: {"transport": "NCCL 2.28.9: P2P (NVLink or PCIe)"}')
+        row = {"bytes": 2**30, "time_us": 4253.0, "bus_gb_per_s": 441.8, "ranks": 8, "hosts": 1}
+        kubelet.say(pod, f"[1,0]<stdout>:fabric: {json.dumps(row)}")
+        expect_logs(fleet, pod)
+        over(fleet, kubelet, pod, 0)
+        lines = following.end()
+    assert following.process.returncode == 0, lines
+    found = json.loads("\n".join(lines[lines.index("[") :]))
+    assert [one["name"] for one in found] == ["transport", "all-reduce 1 GiB"]
+    assert "should reach 441.8 GB/s" in found[1]["found"]
+    eventually(lambda: not kube.list("mpijobs,configmaps,networkpolicies", f"{INSTANCE}={name}"), what="nothing left")
 
 
 def is_to_go(fleet: Fleet, pod: str) -> bool:

@@ -13,17 +13,17 @@ from maskfleet.config.launch import EksLaunch, LocalLaunch, SageMakerLaunch, Ssh
 from maskfleet.config.load import load
 from maskfleet.config.recipes import recipe
 from maskfleet.errors import LaunchError
-from maskfleet.launch.backend import backend_for, parse_handle
-from maskfleet.launch.instances import INSTANCES, instance_named, with_overrides
+from maskfleet.launch.backend import BACKENDS, backend_for, parse_handle
+from maskfleet.launch.instances import INSTANCES, WITHOUT_TORCH, instance_named, with_overrides
 from maskfleet.launch.job import HostStatus, JobHandle, JobState, JobStatus, job_for
 from maskfleet.launch.local import backend as local_backend
-from maskfleet.launch.ssh.hosts import hosts_of
+from maskfleet.launch.ssh.hosts import cluster_of
 
 
 @given(place=st.text("abc.@-:,", min_size=1), path=st.text(min_size=1).filter(lambda text: text.strip("/")))
 def test_a_handle_reads_back_whatever_the_path(place: str, path: str) -> None:
-    if any(0xD800 <= ord(letter) <= 0xDFFF for letter in path):
-        return
+    if "\0" in path or any(0xD800 <= ord(letter) <= 0xDFFF for letter in path):
+        return  # no file can have such a name
     handle = JobHandle("ssh", place, f"/{path.lstrip('/')}")
     assert parse_handle(str(handle)) == handle
     assert len(str(handle).split()) == 1
@@ -55,7 +55,8 @@ def test_ranks_follow_from_nodes_and_instance() -> None:
     assert backend_for(EksLaunch(instance="p4d.24xlarge"), nodes=3).job(recipe("demo")).ranks == 24
 
 
-def test_a_target_without_a_folder_is_refused_with_those_that_have_one() -> None:
+def test_a_target_without_a_folder_is_refused_with_those_that_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(BACKENDS, "sagemaker")
     with pytest.raises(LaunchError, match="launching on sagemaker is not built yet") as caught:
         backend_for(SageMakerLaunch(nodes=2, instance="ml.p4d.24xlarge"))
     assert caught.value.remedy == "launch --on local, --on ssh or --on eks"
@@ -80,11 +81,11 @@ def test_ranks_here_are_the_gpus_or_what_is_asked(
 def test_hosts_come_from_the_command_line_or_a_file(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("# the cluster\nnode1 slots=8\n\nme@node2:2222   slots=4  # older\nnode3\n")
-    from_file = hosts_of(SshLaunch(hosts_file=str(file)))
-    from_line = hosts_of(SshLaunch(hosts=("node1=8", "me@node2:2222=4", "node3")))
+    from_file = cluster_of(SshLaunch(hosts_file=str(file))).hosts
+    from_line = cluster_of(SshLaunch(hosts=("node1=8", "me@node2:2222=4", "node3"))).hosts
     assert from_file == from_line
     assert [host.slots for host in from_file] == [8, 4, 1]
-    with_instance = hosts_of(SshLaunch(hosts=("node1", "node2=2"), instance="g5.12xlarge", user="ubuntu"))
+    with_instance = cluster_of(SshLaunch(hosts=("node1", "node2=2"), instance="g5.12xlarge", user="ubuntu")).hosts
     assert [(host.address, host.slots) for host in with_instance] == [("ubuntu@node1", 4), ("ubuntu@node2", 2)]
 
 
@@ -95,12 +96,12 @@ def test_a_typo_in_a_hosts_file_is_named_with_its_line(line: str, tmp_path: Path
     file = tmp_path / "hosts"
     file.write_text(f"good slots=1\n{line}\n")
     with pytest.raises(LaunchError, match=r"hosts:2"):
-        hosts_of(SshLaunch(hosts_file=str(file)))
+        cluster_of(SshLaunch(hosts_file=str(file)))
 
 
 def test_a_host_named_twice_is_refused() -> None:
     with pytest.raises(LaunchError, match="named twice"):
-        hosts_of(SshLaunch(hosts=("a", "b", "a")))
+        cluster_of(SshLaunch(hosts=("a", "b", "a")))
 
 
 def test_more_nodes_or_survivors_than_hosts_are_refused() -> None:
@@ -113,13 +114,26 @@ def test_more_nodes_or_survivors_than_hosts_are_refused() -> None:
 
 def test_the_instances_of_aws_samples_are_known() -> None:
     families = {name.split(".")[0] for name in INSTANCES}
-    assert families == {"p3", "p3dn", "p4d", "p4de", "p5", "p5e", "p5en", "g4dn", "g5", "g6", "g6e"}
+    assert families == {"p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "g4dn", "g5", "g6", "g6e", "g7e"}
     big = instance_named("ml.p4d.24xlarge")
     assert (big.gpus, big.gpu_memory_gib, big.efa) == (8, 40, 4)
-    assert instance_named("p3.16xlarge").gpus == 8
     with pytest.raises(LaunchError, match=r"p4d\.24xlarg") as caught:
         instance_named("p4d.24xlarg")
     assert "p4d.24xlarge" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("old", "new"), WITHOUT_TORCH.items())
+def test_a_type_without_torch_is_refused_with_what_replaces_it(old: str, new: str, tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="V100") as caught:
+        instance_named(f"ml.{old}")
+    assert new in caught.value.remedy
+    assert new in INSTANCES
+    page = (Path(__file__).parents[2] / "docs" / "run-anywhere" / "launch.md").read_text(encoding="utf-8")
+    assert f"| `{old}` | `{new}` |" in page
+    # Whoever has an image for it may still name its facts.
+    facts = {"gpus": 8, "gpu": "V100", "gpu_memory_gib": 16, "vcpus": 64, "memory_gib": 488, "efa": 0}
+    (tmp_path / "more.json").write_text(json.dumps({old: facts}), encoding="utf-8")
+    assert instance_named(old, with_overrides(tmp_path / "more.json")).gpu == "V100"
 
 
 def test_a_file_changes_and_adds_instances(tmp_path: Path) -> None:

@@ -6,7 +6,11 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+from maskfleet.launch.supervise.processes import job_id, processes_of
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -46,3 +50,15 @@ class Workshop:
 
     def status(self, handle: str) -> dict[str, object]:
         return json.loads(self("status", handle, "--json").stdout)
+
+
+def until(condition: Callable[[], object], timeout_s: float = 240) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.1)
+
+
+def ranks_of(run_dir: Path) -> list[int]:
+    """Process ids of the ranks of the job in `run_dir`, found as every process of a job is."""
+    return [pid for pid in processes_of(job_id(run_dir)) if b"\0RANK=" in Path(f"/proc/{pid}/environ").read_bytes()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import pytest
 import torch
@@ -43,9 +43,17 @@ class TinyBackbone(nn.Module):
             for stage in range(num_stages)
         )
 
+    @property
+    def last_stage(self) -> TinyStage:
+        return cast(TinyStage, self.stages[-1])
+
     def forward(self, pixels: Tensor, canvas: Canvas) -> list[Tensor]:
+        maps = self.early_maps(pixels, canvas)
+        return [*maps, self.last_stage(maps[-1], *(canvas.areas[stride] for stride in self.strides[-2:]))]
+
+    def early_maps(self, pixels: Tensor, canvas: Canvas) -> list[Tensor]:
         maps, features, before = [], pixels, canvas.areas[1]
-        for stage, stride in zip(self.stages, self.strides, strict=True):
+        for stage, stride in zip(self.stages[:-1], self.strides[:-1], strict=True):
             features = stage(features, before, canvas.areas[stride])
             maps.append(features)
             before = canvas.areas[stride]

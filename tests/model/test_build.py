@@ -10,7 +10,7 @@ from small import VARIANTS, small_batch, small_config, small_model
 from maskfleet.batch import Images
 from maskfleet.config.model import R101_BLOCKS, ModelConfig
 from maskfleet.errors import ConfigError, DataError
-from maskfleet.model.build import build_mask_rcnn
+from maskfleet.model.build import build_mask_rcnn, mask_rcnn_with
 from maskfleet.model.mask_rcnn import MaskRCNN
 
 GN = {"backbone": {"norm": "GN"}, "fpn": {"norm": "GN"}}
@@ -127,6 +127,27 @@ def test_the_same_seed_gives_the_same_model():
     torch.manual_seed(12)
     other = build_mask_rcnn(small_config()).state_dict()
     assert not torch.equal(other["rpn.conv.weight"], models[0]["rpn.conv.weight"])
+
+
+@pytest.mark.parametrize("variant", ["fpn", "c4", "gn"])
+def test_a_model_with_given_weights_is_that_model_and_draws_nothing(variant):
+    model = small_model(variant)
+    before = torch.get_rng_state()
+    same = mask_rcnn_with(model.config, model.state_dict())
+    assert torch.equal(torch.get_rng_state(), before)
+    for found, expected in ((same.parameters(), model.parameters()), (same.buffers(), model.buffers())):
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one, other)
+    frozen = [parameter.requires_grad for parameter in model.parameters()]
+    assert [parameter.requires_grad for parameter in same.parameters()] == frozen
+
+
+def test_a_state_dict_that_lacks_a_tensor_is_refused():
+    model = small_model()
+    tensors = model.state_dict()
+    del tensors["rpn.conv.weight"]
+    with pytest.raises(RuntimeError, match=r"rpn\.conv\.weight"):
+        mask_rcnn_with(model.config, tensors)
 
 
 def test_a_model_without_a_number_of_categories_is_refused():

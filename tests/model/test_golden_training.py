@@ -94,7 +94,12 @@ class Case:
         return gradients
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+# The longest ones; inference with cascades, and GN in test_norm, stay in the fast lane.
+SLOW = {"fpn_cascade_mask", "fpn_gn_cascade_mask"}
+VARIANTS = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in CONFIGS]
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
 def case(request: pytest.FixtureRequest) -> Case:
     config = ModelConfig.model_validate({"num_categories": 80, "rpn": RPN, **CONFIGS[request.param]})
     return Case(request.param, golden.golden(f"train_{request.param}_A"), config)

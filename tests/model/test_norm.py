@@ -14,7 +14,7 @@ from small import small_batch, small_model
 from torch import Tensor
 
 from maskfleet.model.canvas import Area, canvas_of
-from maskfleet.model.norm import BatchNorm, Conv, ConvNorm, GroupNorm
+from maskfleet.model.norm import BatchNorm, Conv, ConvNorm, GroupNorm, share_statistics
 
 MAPS = [(5, 7), (8, 3)]
 
@@ -126,6 +126,7 @@ def rank_step(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     _, together, area = padded_maps(3)
     norm = BatchNorm(3, learns_statistics=True)
+    share_statistics(norm, over_ranks=True)
     half = Area(mask=None, weight=area.weight[rank : rank + 1], num_images=1, learning=True)
     features = together[rank : rank + 1].clone().requires_grad_()
     weigh = torch.arange(together[0].numel()).view_as(together[:1]).cos() * (rank + 1)

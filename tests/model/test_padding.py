@@ -114,3 +114,22 @@ def test_uint8_images_give_the_same_detections_as_floats():
         strict=True,
     ):
         assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("variant", ["c4", "gn"])
+def test_images_smaller_than_a_cell_of_the_coarsest_map_are_learned_from(variant):
+    sizes = [(8, 130), (97, 5), (1, 1)]
+    model = small_model(variant)
+    for batch in (small_batch(sizes[:1]), small_batch(sizes)):
+        losses, gradients = step(model, batch)
+        assert all(loss.isfinite() for loss in losses.values())
+        assert gradients.isfinite().all()
+        assert model.detect(batch.images).scores.isfinite().all()
+
+
+def test_small_images_give_the_same_losses_on_a_larger_canvas():
+    model = small_model("c4")
+    small, _ = step(model, small_batch([(8, 130)]))
+    large, _ = step(model, small_batch([(8, 130)], canvas=CANVAS))
+    for name, loss in small.items():
+        torch.testing.assert_close(large[name], loss, rtol=1e-5, atol=1e-7)

@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 import torch
 from small import VARIANTS, small_batch, small_model
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from maskfleet.config.model import ModelConfig
 from maskfleet.model import canvas
 from maskfleet.model.build import build_mask_rcnn
+from maskfleet.model.norm import share_statistics
+from maskfleet.ops import roi_align
+from maskfleet.ops.layers.mean_over_ranks import without_communication
 
 SIZES = [(97, 130), (64, 96)]
 # torch warns about itself while it compiles.
@@ -54,6 +58,10 @@ def dynamic_ops(call: Callable[[], Any]) -> set[str]:
     with DynamicOps() as watch:
         call()
     return watch.seen
+
+
+def nodes_of(graph: torch.fx.Graph, name: str) -> list[torch.fx.Node]:
+    return [node for node in graph.nodes if str(node.target) == f"maskfleet.{name}.default"]
 
 
 @pytest.fixture
@@ -106,20 +114,50 @@ def test_skipping_padding_on_a_cpu_does_not_change_the_numbers(variant, monkeypa
     torch.testing.assert_close(all_found.boxes, found.boxes, rtol=0, atol=1e-3)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize(
+    ("variant", "lists"), [("fpn", [2]), ("gn", [2]), ("faster", [1]), ("cascade", [1, 1, 1, 1]), ("c4", [1])]
+)
+def test_box_and_mask_head_share_one_crop_operator_where_they_read_the_same_regions(variant, lists, monkeypatch):
+    monkeypatch.setattr(roi_align, "kernels_for", lambda tensor: True)
+    model = small_model(variant).to(memory_format=torch.channels_last)
+    batch = small_batch(SIZES, canvas=(160, 192))
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def gradients() -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            losses = model.losses(batch)
+        return torch.autograd.grad(torch.stack(list(losses.values())).sum(), parameters)
+
+    graph = make_fx(gradients, tracing_mode="fake", _allow_non_fake_inputs=True)().graph
+    for name in ("roi_align", "roi_align_backward"):
+        assert [len(node.args[1]) for node in nodes_of(graph, name)] == lists
+    # What the operator reads is laid out as its kernel reads it, so it copies no map.
+    maps = [one.meta["val"] for node in nodes_of(graph, "roi_align") for one in node.args[0]]
+    assert all(one.is_contiguous(memory_format=torch.channels_last) for one in maps)
+    assert all(one.dtype == torch.bfloat16 for one in maps)
+
+
 @QUIET
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["fpn", "c4", "cascade", "gn", "sync", "joint", "aws"])
 def test_losses_of_a_small_model_compile_as_one_graph(variant):
     torch.compiler.reset()
     model = small_model(variant)
+    share_statistics(model, over_ranks=True)  # as SyncBN has it on several ranks
     batch = small_batch(SIZES)
     compiled = torch.compile(model.losses, fullgraph=True, backend="aot_eager")
-    ours = compiled(batch)
-    torch.stack(list(ours.values())).sum().backward()
+    with without_communication() as compiled_order:
+        ours = compiled(batch)
+        torch.stack(list(ours.values())).sum().backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
-    plain = model.losses(batch)
-    torch.stack(list(plain.values())).sum().backward()
+    with without_communication() as order:
+        plain = model.losses(batch)
+        torch.stack(list(plain.values())).sum().backward()
+    assert sorted(compiled_order) == sorted(order)
+    assert bool(order) == (variant == "sync")
     for name, loss in plain.items():
         torch.testing.assert_close(ours[name], loss, rtol=1e-5, atol=1e-7)
     for name, parameter in model.named_parameters():

@@ -13,7 +13,7 @@ from torch import Tensor
 from maskfleet.batch import Batch
 from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.model.regions import sample_regions
-from maskfleet.model.rpn import Proposals, rpn_targets
+from maskfleet.model.rpn import Proposals, Rpn, rpn_targets
 
 SIZES = [(97, 130), (64, 96)]
 
@@ -54,6 +54,29 @@ def test_images_without_objects_give_finite_losses_and_gradients(variant, num_sl
         if parameter.requires_grad:
             assert parameter.grad is not None, name
             assert bool(parameter.grad.isfinite().all()), name
+
+
+@pytest.mark.parametrize("variant", ["fpn", "c4"])
+def test_gradients_through_the_rpn_are_those_of_its_dense_layers(variant, monkeypatch):
+    def dense(rpn, features):
+        raw = [rpn.raw_outputs(feature) for feature in features.maps]
+        logits = [scores.permute(0, 2, 3, 1).flatten(1) for scores, _ in raw]
+        deltas = [shifts.permute(0, 2, 3, 1).flatten(1).unflatten(1, (-1, 4)) for _, shifts in raw]
+        return torch.cat(logits, dim=1), torch.cat(deltas, dim=1)
+
+    def step():
+        model = small_model(variant)
+        losses = model.losses(small_batch(SIZES, canvas=(160, 192)))
+        total(losses).backward()
+        return losses, {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+
+    sparse_losses, sparse = step()
+    monkeypatch.setattr(Rpn, "scores_and_deltas", dense)
+    losses, gradients = step()
+    assert all(torch.equal(loss, sparse_losses[name]) for name, loss in losses.items())
+    assert sparse.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        assert (sparse[name] - gradient).norm() <= 2e-6 * gradient.norm(), name
 
 
 @pytest.mark.parametrize("variant", sorted(VARIANTS))

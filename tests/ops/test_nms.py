@@ -18,11 +18,13 @@ from maskfleet.ops.boxes import clip_boxes
 from maskfleet.ops.nms import (
     MAX_SCAN,
     SCAN_BLOCK,
+    _nms_keep_in_program,
     _nms_keep_on_device,
     detections_nms,
     first_kept,
     nms_keep,
     topk_sorted,
+    topk_sorted_each,
 )
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
@@ -34,7 +36,12 @@ def on_cpu(boxes: Tensor, valid: Tensor, threshold: float) -> Tensor:
     return nms_keep(boxes, valid, threshold=threshold)
 
 
-both_bodies = pytest.mark.parametrize("keep", [on_cpu, _nms_keep_on_device], ids=["cpu", "device"])
+bodies = [
+    pytest.param(on_cpu, id="cpu"),
+    pytest.param(_nms_keep_on_device, id="device"),
+    pytest.param(_nms_keep_in_program, id="program", marks=pytest.mark.slow),
+]
+each_body = pytest.mark.parametrize("keep", bodies)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +56,7 @@ def random_boxes(rows: int, count: int, *, seed: int, size: float = 40.0, extent
     return torch.cat([corner, corner + torch.rand(rows, count, 2, generator=generator) * size], dim=-1)
 
 
-@both_bodies
+@each_body
 def test_proposals_are_tensorpacks(golden: dict[str, Tensor], keep: Keep) -> None:
     boxes = clip_boxes(golden["boxes"][None], golden["hw"][None])
     everything = torch.ones(1, boxes.shape[1], dtype=torch.bool)
@@ -73,7 +80,7 @@ def test_detections_are_tensorpacks(golden: dict[str, Tensor]) -> None:
     assert torch.equal(boxes[0].reshape(-1, 4)[found[4][0]], golden["final_boxes"])
 
 
-@both_bodies
+@each_body
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 200])
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 0.7, 1.0])
 def test_suppression_equals_a_greedy_loop(keep: Keep, count: int, threshold: float) -> None:
@@ -90,7 +97,7 @@ def test_suppression_equals_a_greedy_loop(keep: Keep, count: int, threshold: flo
         assert torch.equal(seen[row], expected)
 
 
-@both_bodies
+@each_body
 def test_a_removed_box_removes_nothing(keep: Keep) -> None:
     # Each overlaps the next by an IoU of 2/3 and the one after by 3/7: first, third and fifth stay.
     left = torch.arange(5) * 2.0
@@ -98,13 +105,13 @@ def test_a_removed_box_removes_nothing(keep: Keep) -> None:
     assert keep(boxes, torch.ones(1, 5, dtype=torch.bool), 0.5).tolist() == [[True, False, True, False, True]]
 
 
-@both_bodies
+@each_body
 def test_an_overlap_equal_to_the_threshold_is_kept(keep: Keep) -> None:
     boxes = torch.tensor([[[0.0, 0, 10, 10], [0, 0, 10, 5], [0, 0, 10, 5.1]]])  # IoU 0.5 and 0.51 with the first
     assert keep(boxes, torch.ones(1, 3, dtype=torch.bool), 0.5).tolist() == [[True, True, False]]
 
 
-@both_bodies
+@each_body
 def test_boxes_without_area_neither_remove_nor_are_removed(keep: Keep) -> None:
     flat, swapped, whole = [3.0, 3, 3, 8], [9.0, 9, 1, 1], [0.0, 0, 10, 10]
     boxes = torch.tensor([[flat, flat, swapped, whole, swapped, flat, whole]])
@@ -164,6 +171,20 @@ def test_topk_orders_any_float32() -> None:
     assert found.all()
     assert torch.equal(top, expected.values)
     assert torch.equal(index, expected.indices)
+
+
+@pytest.mark.parametrize("k", [1, 6, 40])
+def test_topk_of_several_lists_together_is_that_of_each(k: int) -> None:
+    generator = torch.Generator().manual_seed(k)
+    lists = [(4 * torch.randn(2, size, generator=generator)).round() for size in (1, 7, 33)]  # many are equal
+    valid = [torch.rand(scores.shape, generator=generator) < 0.7 for scores in lists]
+    together = topk_sorted_each(lists, valid, k)
+    for scores, of_list, found in zip(lists, valid, together, strict=True):
+        expected = topk_sorted(scores, of_list, k)
+        for one, other in zip(found, expected, strict=True):
+            assert one.shape == (2, k)
+            assert torch.equal(one[:, : other.shape[1]], other)
+            assert not one[:, other.shape[1] :].any()
 
 
 @pytest.mark.parametrize("seed", range(5))

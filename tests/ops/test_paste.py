@@ -8,8 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from maskfleet.ops.paste import paste_mask_window, paste_mask_window_fast
+from maskfleet.ops.paste import MASKS_AT_ONCE, Window, paste_mask_window_fast, paste_mask_windows
 from reference_masks import paste as slow_paste
+
+
+def paste_mask_window(mask: np.ndarray, box: np.ndarray, height: int, width: int) -> Window:
+    [window] = paste_mask_windows(mask[None], box[None], height, width)
+    return window
+
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 RULES = [paste_mask_window, paste_mask_window_fast]
@@ -65,6 +71,19 @@ def test_accurate_bitmaps_equal_the_loop():
         assert np.array_equal(bitmap, slow_paste(mask, box, height, width))
 
 
+def test_many_masks_give_the_windows_that_each_gives_alone():
+    height, width, num = 37, 53, 2 * MASKS_AT_ONCE + 3
+    boxes = random_boxes(2, num, height, width)
+    boxes[3], boxes[MASKS_AT_ONCE] = 5, np.nan  # two that meet no pixel
+    masks = np.stack([smooth_mask(seed, side=14) for seed in range(num)])
+    windows = list(paste_mask_windows(masks, boxes, height, width))
+    assert len(windows) == num
+    for mask, box, (top, left, pixels) in zip(masks, boxes, windows, strict=True):
+        alone_top, alone_left, alone = paste_mask_window(mask, box, height, width)
+        assert (top, left) == (alone_top, alone_left)
+        assert np.array_equal(pixels, alone)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_a_window_stays_in_the_image_and_close_to_its_box(rule):
     height, width = 60, 80
@@ -100,3 +119,16 @@ def test_an_empty_box_pastes_nothing_accurately_and_one_pixel_fast():
     assert paste_mask_window(mask, box, 40, 50)[2].size == 0
     y0, x0, window = paste_mask_window_fast(mask, box, 40, 50)
     assert (y0, x0, window.tolist()) == (3, 7, [[True]])
+
+
+def test_masks_pasted_together_are_those_pasted_one_by_one():
+    height, width = 60, 80
+    boxes = np.concatenate([random_boxes(3, 12, height, width), [[5, 5, 5, 9], [np.nan, 1, 5, 9], [90, 1, 95, 9]]])
+    masks = np.stack([smooth_mask(seed) for seed in range(len(boxes))])
+    together = list(paste_mask_windows(masks, boxes.astype(np.float32), height, width))
+    assert len(together) == len(boxes)
+    assert [window[2].size for window in together[-3:]] == [0, 0, 0]
+    for mask, box, (y0, x0, window) in zip(masks, boxes.astype(np.float32), together, strict=True):
+        alone = paste_mask_window(mask, box, height, width)
+        assert alone[:2] == (y0, x0)
+        assert np.array_equal(alone[2], window)

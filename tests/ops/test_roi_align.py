@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from maskfleet.ops.roi_align import multilevel_roi_align, roi_levels, weighted_rows
+from maskfleet.ops.roi_align import joint_roi_align, multilevel_roi_align, roi_levels, weighted_rows
 from reference_masks import roi_align as slow_roi_align
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
@@ -180,6 +180,22 @@ def test_gradient_reaches_features_as_finite_differences_say():
         return multilevel_roi_align(maps, boxes, extents_of(list(maps)), strides=[2, 4, 8], levels=levels, resolution=2)
 
     assert torch.autograd.gradcheck(pooled, tuple(features))
+
+
+def test_several_lists_of_boxes_are_pooled_as_each_alone_and_have_the_sum_of_their_gradients():
+    features = [feature.requires_grad_() for feature in pyramid(2, 2, 4, dtype=torch.float64)]
+    boxes = torch.stack([awkward_boxes(8, seed=4), awkward_boxes(8, seed=5)])[:, 10:]
+    lists, resolutions = [boxes, boxes[:, :3], boxes[:, :0]], [2, 3, 1]
+    levels = [torch.arange(some.shape[1]).expand(2, -1) % 3 for some in lists]
+    extents = extents_of(features)
+
+    def joint(*maps: Tensor) -> tuple[Tensor, ...]:
+        return tuple(joint_roi_align(maps, lists, extents, strides=[2, 4, 8], levels=levels, resolutions=resolutions))
+
+    for pooled, some, level, resolution in zip(joint(*features), lists, levels, resolutions, strict=True):
+        alone = multilevel_roi_align(features, some, extents, strides=[2, 4, 8], levels=level, resolution=resolution)
+        assert torch.equal(pooled, alone)
+    assert torch.autograd.gradcheck(joint, tuple(features))
 
 
 def test_boxes_get_no_gradient():

@@ -294,4 +294,4 @@ def test_damaged_json_is_named_with_a_remedy(tmp_path: Path, text: str, problem:
 
 
 def test_the_names_of_temporary_files_match_the_pattern_that_removes_them(tmp_path: Path) -> None:
-    assert files._temporary_path(tmp_path / "run.yaml", tmp_path).match(files._TEMPORARY)
+    assert files._temporary_path(tmp_path / "run.yaml", tmp_path).match(files._TEMPORARIES[0])

@@ -9,6 +9,7 @@ import stat
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -22,6 +23,7 @@ from maskfleet.system.process import (
     run_command,
     shell_code,
     start,
+    stream,
 )
 
 LONG_S = 120
@@ -118,8 +120,8 @@ def test_a_process_that_handles_sigterm_is_not_killed(tmp_path: Path) -> None:
     process.output.close()
 
 
-def ignoring_sigterm(**options: bool) -> tuple[Running, int]:
-    process = start([PYTHON, "-c", IGNORES_SIGTERM], output="pipe", **options)
+def ignoring_sigterm(lifetime: Literal["independent", "session"] = "independent") -> tuple[Running, int]:
+    process = start([PYTHON, "-c", IGNORES_SIGTERM], output="pipe", lifetime=lifetime)
     pids = [int(process.output.readline()) for _ in range(2)]  # of the child, and 0 from the child
     return process, max(pids)
 
@@ -133,7 +135,7 @@ def test_a_process_that_ignores_sigterm_is_killed_with_its_group() -> None:
 
 
 def test_a_process_in_our_own_group_is_killed_alone() -> None:
-    process, child = ignoring_sigterm(new_session=False)
+    process, child = ignoring_sigterm("session")
     process.kill()
     assert process.exit_code() == -signal.SIGKILL
     assert is_running(child)
@@ -172,3 +174,61 @@ def test_the_fake_records_and_answers_in_order() -> None:
     shell.detach(["sleep", "1"], cwd=Path(), log=Path("log"))
     assert shell.calls == [(["helm", "list"], "in"), (["helm", "list"], "")]
     assert shell.detached == [["sleep", "1"]]
+
+
+def test_a_command_with_the_lifetime_of_its_parent_dies_with_it() -> None:
+    code = (
+        "import os, signal, sys; from maskfleet.system.process import start; "
+        "child = start([sys.executable, '-c', 'import time; time.sleep(600)'], lifetime='parent'); "
+        "print(child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = capture([PYTHON, "-c", code])
+    assert done.code == -signal.SIGKILL
+    deadline = time.monotonic() + LONG_S
+    while _is_running(int(done.out)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+COUNTS_INTERRUPTS = """
+import pathlib, signal, time
+seen = []
+signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+pathlib.Path("ready").touch()
+while not seen:
+    time.sleep(0.01)
+time.sleep(0.3)
+pathlib.Path("seen").write_text(str(len(seen)))
+"""
+
+
+def test_a_stop_request_that_cannot_be_shown_reaches_the_command_once(tmp_path: Path) -> None:
+    """A second interrupt would make Terraform abandon its state."""
+
+    def ask_once_it_runs() -> None:
+        if (tmp_path / "ready").exists():
+            (tmp_path / "ready").unlink()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def closed(count: int) -> None:
+        time.sleep(0.1)  # two signals at once would count as one
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        stream(
+            [sys.executable, "-c", COUNTS_INTERRUPTS],
+            cwd=tmp_path,
+            env=os.environ,
+            log=tmp_path / "log",
+            line=lambda text: None,
+            tick=ask_once_it_runs,
+            asked_to_stop=closed,
+        )
+    assert (tmp_path / "seen").read_text() == "1"

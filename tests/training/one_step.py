@@ -49,7 +49,7 @@ def main(folder: Path, target: Path) -> None:
     torch.manual_seed(0)
     model = build_mask_rcnn(config.model).train()
     plain = replaced(config, {"train.momentum": 0.0, "train.weight_decay": 0.0})
-    with joined(worker, device, os.environ):
+    with joined(worker, device, os.environ, folder):
         runner = StepRunner(
             model,
             build_optimizer(model, plain.train),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,16 @@ from maskfleet.config.run import RunConfig
 from maskfleet.model.weights.checkpoint import CheckpointFolder
 from maskfleet.training.output.metrics import read_metrics
 
-WALL_CLOCK = ("time", "images_per_s", "data_wait_s", "memory_mib")
+WALL_CLOCK = (
+    "time",
+    "images_per_s",
+    "data_wait_s",
+    "memory_mib",
+    "checkpoint_s",
+    "evaluation_s",
+    "evaluation_detect_s",
+    "evaluation_score_s",
+)
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 LONG_S = 900  # longer than anything takes, even on a busy machine
 
@@ -34,9 +44,13 @@ def prepared(run_dir: Path, config: RunConfig) -> Path:
 
 def command(run_dir: Path, ranks: int = 1) -> list[str]:
     module = ["-m", "maskfleet", "train", str(run_dir)]
-    if ranks == 1:
-        return [sys.executable, *module]
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *module]
+    return [sys.executable, *module] if ranks == 1 else as_ranks(ranks, run_dir, module)
+
+
+def as_ranks(count: int, run_dir: Path, arguments: Sequence[str]) -> list[str]:
+    """The command that runs Python with `arguments` as `count` ranks."""
+    script = str(Path(__file__).with_name("start_ranks.py"))
+    return [sys.executable, script, str(count), str(run_dir / ".ranks"), *arguments]
 
 
 def start(run_dir: Path, ranks: int = 1, env: Mapping[str, str] = ENV) -> subprocess.Popen[str]:
@@ -57,6 +71,17 @@ def finish(run_dir: Path, ranks: int = 1) -> str:
     output, _ = process.communicate(timeout=LONG_S)
     assert process.returncode == 0, output
     return output
+
+
+def copy_of_first_checkpoint(finished: Path, target: Path) -> Path:
+    """`finished`, a run directory, as it was right after its oldest checkpoint, apart from later metrics."""
+    shutil.copytree(finished, target)
+    (target / "model.safetensors").unlink()
+    store = CheckpointFolder(target / "checkpoints")
+    for step in store.steps()[1:]:
+        for file in (target / "checkpoints").glob(f"{store.path(step).stem}.*"):
+            file.unlink()
+    return target
 
 
 def wait_for_step(process: subprocess.Popen[str], run_dir: Path, step: int) -> None:
@@ -119,6 +144,14 @@ def children_of(process_id: int) -> list[int]:
             child = int(stat.parent.name)
             found += [child, *children_of(child)]
     return found
+
+
+def is_running(process_id: int) -> bool:
+    """Whether the process has not exited; one that only waits for its parent to read its exit code has."""
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rsplit(")", 1)[1].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def rank_of(process_id: int, name: str = "RANK") -> int | None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from processes import (
     LONG_S,
+    copy_of_first_checkpoint,
     finish,
     kill_group,
     losses,
@@ -25,6 +26,7 @@ from maskfleet.config.base import replaced
 from maskfleet.config.run import RunConfig
 from maskfleet.model.weights.checkpoint import CheckpointFolder
 from maskfleet.training.output.metrics import read_metrics
+from maskfleet.training.run import train
 
 TOTAL_STEPS = 18
 
@@ -82,6 +84,22 @@ def test_kill_9_of_two_ranks_changes_nothing(tmp_path: Path, micro: RunConfig) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "changes"), [(3, {}), (5, {"train.accumulate_to_images": 10, "train.ema_decay": 0.9})]
+)
+def test_an_odd_number_of_ranks_resumes_with_the_same_bits(
+    ranks: int, changes: dict[str, object], tmp_path: Path, micro: RunConfig
+) -> None:
+    """Sums of three numbers depend on their order: the exchange must add in the same one after a resume."""
+    whole = prepared(tmp_path / "whole", replaced(micro, {"train.images_per_gpu": 1, "eval.every_epochs": 0} | changes))
+    finish(whole, ranks=ranks)
+    resumed = copy_of_first_checkpoint(whole, tmp_path / "resumed")
+    assert "resuming after step 4" in finish(resumed, ranks=ranks)
+    assert losses(resumed) == losses(whole)
+    assert same_weights(resumed, whole)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_exits_with_its_own_code(
     number: signal.Signals, code: int, unharmed: Path, tmp_path: Path, micro: RunConfig
@@ -120,6 +138,33 @@ def test_a_finished_run_stays_as_it_is(unharmed: Path) -> None:
     output = finish(unharmed)
     assert "training is done" in output
     assert losses(unharmed) == before
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_extended_and_a_longer_one_has_the_same_bits(tmp_path: Path, micro: RunConfig) -> None:
+    changes = {"train.epoch_schedule": ((9, None),), "train.epochs": 1, "train.warmup_steps": 2, "eval.every_epochs": 0}
+    short = replaced(micro, changes)
+    long = replaced(short, {"train.epochs": 2})
+    train(short, tmp_path / "extended")
+    train(long, tmp_path / "extended")
+    train(long, tmp_path / "whole")
+    assert losses(tmp_path / "extended") == losses(tmp_path / "whole")
+    assert same_weights(tmp_path / "extended", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_adamw_with_a_cosine_resumes_with_the_same_bits(tmp_path: Path, micro: RunConfig) -> None:
+    changes = {"train.optimizer": "adamw", "train.base_lr": 1e-3, "train.decay": "cosine", "eval.every_epochs": 0}
+    config = replaced(micro, changes)
+    train(config, tmp_path / "whole")
+    train(config, tmp_path / "resumed")
+    for path in sorted((tmp_path / "resumed" / "checkpoints").glob("*.json"))[1:]:
+        path.unlink()  # as if the process had been killed after its first epochs
+    train(config, tmp_path / "resumed")
+    assert losses(tmp_path / "resumed") == losses(tmp_path / "whole")
+    assert same_weights(tmp_path / "resumed", tmp_path / "whole")
+    kept = CheckpointFolder(tmp_path / "resumed" / "checkpoints").newest().under("adam_step/")
+    assert {float(steps) for steps in kept.values()} == {float(TOTAL_STEPS)}
 
 
 @pytest.mark.slow

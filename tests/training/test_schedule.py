@@ -102,3 +102,29 @@ def test_auto_goes_through_small_sets_often_and_large_ones_12_times() -> None:
     schedule = schedule_for(recipe("finetune").train, world_size=1, steps_per_pass=500)
     assert schedule.total_steps == 120 * 500
     assert schedule.steps_per_update == 4
+
+
+def test_epochs_and_steps_scale_the_whole_schedule() -> None:
+    train = TrainConfig(step_schedule=None, epoch_schedule=((16, 0.1), (20, 0.01), (24, None)), epochs=6)
+    schedule = schedule_for(train, world_size=1, steps_per_pass=100)
+    assert (schedule.total_steps, schedule.drops) == (600, ((400, 0.1), (500, 0.01)))
+    train = TrainConfig(step_schedule=(120_000, 160_000, 180_000), steps=90)
+    schedule = schedule_for(train, world_size=1, steps_per_pass=7)
+    assert schedule.total_steps == 90
+    assert [step for step, _ in schedule.drops] == [60, 80]
+    auto = schedule_for(
+        TrainConfig(step_schedule=None, epoch_schedule="auto", epochs=2), world_size=1, steps_per_pass=50
+    )
+    assert auto.total_steps == 100
+    with pytest.raises(ValueError, match="set only one"):
+        TrainConfig(epochs=1, steps=1)
+
+
+def test_a_cosine_falls_from_the_full_rate_after_the_warm_up_to_zero() -> None:
+    train = TrainConfig(decay="cosine", steps=1100, warmup_steps=100, base_lr=0.02, images_per_gpu=8)
+    schedule = schedule_for(train, world_size=1, steps_per_pass=10)
+    assert schedule.lr_at(99) < schedule.lr_at(100) == pytest.approx(0.02)
+    assert schedule.lr_at(350) == pytest.approx(0.02 * (1 + 0.5**0.5) / 2)  # a quarter of the way: cos 45 degrees
+    assert schedule.lr_at(600) == pytest.approx(0.01)
+    assert schedule.lr_at(1100) == pytest.approx(0.0)
+    assert schedule.lr_at(2000) == pytest.approx(0.0)

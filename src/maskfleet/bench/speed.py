@@ -57,7 +57,7 @@ def train_speed(config: RunConfig, device: torch.device, *, batch: int, steps: i
         model,
         build_optimizer(model, config.train),
         StepSettings(precision, config.train.gradient_clip),
-        compile=device.type == "cuda" if config.train.compile == "auto" else config.train.compile,
+        compile=config.train.compile if isinstance(config.train.compile, bool) else device.type == "cuda",
     )
 
     def step(noise: Batch) -> None:

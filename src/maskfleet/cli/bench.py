@@ -11,12 +11,15 @@ import typer
 
 from maskfleet.cli.console import err, out, print_raw
 from maskfleet.cli.options import ConfigOption, JsonOption, RecipeOption, SetOption
+from maskfleet.errors import ConfigError
 
 if TYPE_CHECKING:
     from maskfleet.bench.speed import Speed
     from maskfleet.config.run import RunConfig, SplitConfig
 
 NUM_SHAPES, SHAPE_SIZE = 96, (480, 640)  # of the set that is drawn when no data is given: COCO's usual size
+DEFAULT_STEPS = 20
+AUTO_BATCH = 16  # for a run whose images per GPU are not known before it starts
 
 
 def bench(
@@ -35,10 +38,70 @@ def bench(
             "--batch", "-b", min=1, help="Images per step; may be repeated. Default: the run's.", show_default=False
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps that are timed.")] = 20,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps that are timed. Default: 20.", show_default=False)
+    ] = None,
+    scaling: Annotated[
+        bool, typer.Option("--scaling", help="Measure nothing: predict the efficiency on 1 to 1,024 GPUs.")
+    ] = False,
+    instance: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="--scaling: instance type; may be repeated. Default: one per family.",
+            show_default=False,
+        ),
+    ] = None,
+    gpus: Annotated[str | None, typer.Option(help="--scaling: numbers of GPUs, as in 1,8,64.")] = None,
+    images_per_gpu: Annotated[
+        int | None, typer.Option(help="--scaling: images per GPU and step. Default: 16.", show_default=False)
+    ] = None,
+    exchange_dtype: Annotated[
+        str | None, typer.Option(help="--scaling: gradients in fp32 or bf16. Default: fp32.", show_default=False)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="--scaling: of the simulation. Default: 0.")] = None,
+    html: Annotated[Path | None, typer.Option(help="--scaling: also write a page with charts.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure training, detection and the loader on this machine, beside the limit of its GPU."""
+    predicting = {
+        "--instance": instance,
+        "--gpus": gpus,
+        "--images-per-gpu": images_per_gpu,
+        "--exchange-dtype": exchange_dtype,
+        "--seed": seed,
+        "--html": html,
+    }
+    if scaling:
+        measuring: dict[str, Any] = {"--recipe": recipe, "--config": config, "--set": set_}
+        measuring |= {"--data": data, "--batch": batch, "--steps": steps}
+        _refuse(measuring, "the scaling model is of R50-FPN Mask R-CNN on COCO and measures nothing")
+        from maskfleet.bench.scaling.predict import Setting
+        from maskfleet.cli.scaling import predict_scaling
+
+        chosen = {"images_per_gpu": images_per_gpu, "exchange_dtype": exchange_dtype, "seed": seed}
+        setting = Setting(**{name: value for name, value in chosen.items() if value is not None})  # type: ignore[arg-type]
+        predict_scaling(instance or [], gpus, setting, as_json=as_json, html=html)
+        return
+    _refuse(predicting, "it belongs to --scaling", "add --scaling")
+    _measure(recipe, config, set_, data=data, batch=batch, steps=steps or DEFAULT_STEPS, as_json=as_json)
+
+
+def _refuse(options: dict[str, Any], reason: str, remedy: str | None = None) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise ConfigError(f"{given[0]} cannot be used here: {reason}", remedy=remedy or f"leave out {', '.join(given)}")
+
+
+def _measure(
+    recipe: str | None,
+    config: Path | None,
+    set_: list[str] | None,
+    *,
+    data: Path | None,
+    batch: list[int] | None,
+    steps: int,
+    as_json: bool,
+) -> None:
     import torch
 
     from maskfleet.bench.speed import detect_speed, train_speed
@@ -47,12 +110,13 @@ def bench(
     run = resolve(recipe_name=recipe, file=config, sets=set_ or []).config
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     speeds: list[Speed] = []
-    for count in batch or [run.train.images_per_gpu]:
+    batch = batch or [AUTO_BATCH if run.train.images_per_gpu == "auto" else run.train.images_per_gpu]
+    for count in batch:
         for measure in (train_speed, detect_speed):
             err.print(f"measuring {measure.__name__.replace('_', ' ')}, {count} images per step …")
             speeds.append(measure(run, device, batch=count, steps=steps))
     err.print("measuring the loader …")
-    loader = _loader_speed(run, data, device, max(batch or [run.train.images_per_gpu]), steps)
+    loader = _loader_speed(run, data, device, max(batch), steps)
     if as_json:
         print_raw(json.dumps(_as_json(speeds, loader), indent=2))
     else:
@@ -65,8 +129,8 @@ def _loader_speed(run: RunConfig, data: Path | None, device: Any, batch: int, st
 
     from maskfleet.bench.speed import loader_speed
     from maskfleet.config.base import replaced
-    from maskfleet.data.store.coco import found_splits
     from maskfleet.data.store.dataset import open_stores
+    from maskfleet.data.store.splits import found_splits
     from maskfleet.data.synthetic.dataset import make_shapes
 
     with tempfile.TemporaryDirectory() as folder:

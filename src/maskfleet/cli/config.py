@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from maskfleet.cli.console import out, print_raw
-from maskfleet.cli.options import ConfigOption, JsonOption, RecipeOption, SetOption
+from maskfleet.cli.options import ConfigOption, DataOption, JsonOption, RecipeOption, SetOption, with_data
 
 app = typer.Typer(help="Show, explain and check the configuration of a run.", no_args_is_help=True)
 
@@ -18,13 +18,14 @@ def show(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
     set_: SetOption = None,
+    data: DataOption = None,
     origin: Annotated[bool, typer.Option(help="Show where each changed value came from.")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Print the whole configuration, resolved: recipe, then file, then --set."""
     from maskfleet.config.load import dump, resolve
 
-    resolved = resolve(recipe_name=recipe, file=config, sets=set_ or [])
+    resolved = resolve(recipe_name=recipe, file=config, sets=with_data(set_, data))
     if as_json:
         print_raw(json.dumps(resolved.config.model_dump(mode="json"), indent=2))
         return

@@ -1,4 +1,4 @@
-"""`maskfleet data`: make, inspect, convert and stage data sets."""
+"""`maskfleet data`: get, make, inspect, convert and stage data sets."""
 
 from __future__ import annotations
 
@@ -12,19 +12,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from maskfleet.cli.console import err, out, print_raw
+from maskfleet.cli.get import get
 from maskfleet.cli.options import JsonOption
-from maskfleet.cli.stage import stage
+from maskfleet.cli.stage import preload, stage, status
+from maskfleet.errors import DataError
+from maskfleet.log import count_text
 
 if TYPE_CHECKING:
-    from maskfleet.data.inspect.report import Report, Resize
+    from maskfleet.data.inspect.report import Report, Resize, SplitReport
 
-app = typer.Typer(help="Make, inspect, convert and stage data sets.", no_args_is_help=True)
+app = typer.Typer(help="Get, make, inspect, convert and stage data sets.", no_args_is_help=True)
+
+MAX_IDS = 5  # of a kind of problem and split in the terminal; --json lists all
 
 WorkersOption = Annotated[
     int | None, typer.Option(min=0, help="Parallel worker processes; 0 for none.", show_default=False)
 ]
 PageOption = Annotated[
     Path | None, typer.Option("--out", "-o", help="HTML page to write.", show_default="inspect.html; none with --json")
+]
+OutsideOption = Annotated[
+    bool, typer.Option("--allow-outside", help="Accept image names that lead out of the image folder.")
 ]
 
 
@@ -79,7 +87,8 @@ def make_shapes(
 @app.command()
 def inspect(
     path: Annotated[
-        Path | None, typer.Argument(help="COCO folder, or an annotation file with --images.", show_default=False)
+        str | None,
+        typer.Argument(help="COCO folder, s3://bucket/prefix, or annotation file with --images.", show_default=False),
     ] = None,
     split: Annotated[
         list[str] | None, typer.Option(help="Split of the folder; repeatable; all by default.", show_default=False)
@@ -93,27 +102,36 @@ def inspect(
     short_edge: Annotated[int, typer.Option(min=1, help="Short side in training, for the shape buckets.")] = 800,
     max_size: Annotated[int, typer.Option(min=1, help="Maximum long side in training, for the shape buckets.")] = 1333,
     workers: WorkersOption = None,
+    max_mpx: Annotated[float, typer.Option(min=0.001, help="Largest image in million pixels.")] = 179.0,
+    allow_outside: OutsideOption = False,
 ) -> None:
     """Check a COCO-format data set and write an HTML page about it. Exit code 1: it has errors."""
     from maskfleet.data.inspect.page import expect_replaceable, write_page
-    from maskfleet.data.inspect.report import inspect_splits, report_json, splits_to_inspect
+    from maskfleet.data.inspect.report import failure_json, inspect_splits, located, report_json, splits_to_inspect
+    from maskfleet.data.store.annotations import ImageRules
 
     page = page or (None if as_json else Path("inspect.html"))
     if page is not None:
         expect_replaceable(page)
-    found, notes = splits_to_inspect(path, split or [], annotations=annotations, images=images)
-    with _progress() as report_progress:
-        report = inspect_splits(
-            found,
-            resize=_resize(short_edge, max_size),
-            decode=decode,
-            workers=workers,
-            num_samples=samples,
-            notes=notes,
-            progress=lambda name, done, total: report_progress(f"checking {name}", done, total),
-        )
-        if page is not None:
-            write_page(report, page, progress=lambda done, total: report_progress("drawing", done, total))
+    try:
+        found, notes = splits_to_inspect(located(path), split or [], annotations=annotations, images=images)
+        with _progress() as report_progress:
+            report = inspect_splits(
+                found,
+                resize=_resize(short_edge, max_size),
+                decode=decode,
+                workers=workers,
+                rules=ImageRules(max_mpx, allow_outside),
+                num_samples=samples,
+                notes=notes,
+                progress=lambda name, done, total: report_progress(f"checking {name}", done, total),
+            )
+            if page is not None:
+                write_page(report, page, progress=lambda done, total: report_progress("drawing", done, total))
+    except DataError as error:
+        if as_json:
+            print_raw(json.dumps(failure_json(error), indent=2))
+        raise
     if as_json:
         print_raw(json.dumps(report_json(report), indent=2, allow_nan=False))
     else:
@@ -130,13 +148,16 @@ def convert(
     form: Annotated[Form, typer.Option("--from", help="Format of IN.")],
     link: Annotated[bool, typer.Option(help="Symlink the images instead of copying them.")] = False,
     workers: WorkersOption = None,
+    allow_outside: OutsideOption = False,
 ) -> None:
     """Convert YOLO, Pascal VOC or LabelMe to COCO, then check the result. Exit code 1: it has errors."""
     from maskfleet.data.convert.convert import convert as convert_set
     from maskfleet.data.inspect.report import inspect_splits, splits_to_inspect
 
     with _progress() as report_progress:
-        converted = convert_set(source, target, form=form.value, link=link, progress=report_progress)
+        converted = convert_set(
+            source, target, form=form.value, link=link, allow_outside=allow_outside, progress=report_progress
+        )
         found, _ = splits_to_inspect(target)
         report = inspect_splits(
             found,
@@ -151,7 +172,10 @@ def convert(
     raise typer.Exit(1 if report.num_errors else 0)
 
 
+app.command("get")(get)
 app.command("stage")(stage)
+app.command("status")(status)
+app.command("preload")(preload)
 
 
 def _print_summary(report: Report) -> None:
@@ -160,32 +184,65 @@ def _print_summary(report: Report) -> None:
 
     from maskfleet.data.checks.problems import KINDS, kind_counts
 
-    titles = ("split", "images", "objects", "classes", "crowds", "no objects", "left out", "padding")
+    titles = ("split", "images", "objects", "classes", "crowds", "no objects", "left out")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in titles:
         table.add_column(title, justify="left" if title == "split" else "right")
     for split in report.splits:
         counts = [split.num_images, split.num_objects, len(split.classes), split.num_crowds]
         counts += [split.num_empty_images, split.num_left_out]
-        padding = f"{100 * split.buckets[0].padding:.0f} %" if split.buckets else "–"
-        table.add_row(escape(split.split.name), *(f"{count:,}" for count in counts), padding)
+        table.add_row(escape(split.split.name), *(f"{count:,}" for count in counts))
     out.print(table)
+    _print_padding(report)
     for note in report.notes:
         out.print(f"note: {note}", markup=False)
     kinds = kind_counts(report.problems)
     if not kinds:
         out.print("\n[green]no problems found[/]")
         return
-    out.print(f"\n{_number(report.num_errors, 'error')}, {_number(report.num_warnings, 'warning')}")
-    table = Table("", "kind", "count", "remedy", box=None, pad_edge=False, header_style="bold")
+    out.print(f"\n{count_text(report.num_errors, 'error')}, {count_text(report.num_warnings, 'warning')}")
+    table = Table("", "kind", "count", "ids", "remedy", box=None, pad_edge=False, header_style="bold")
     for severity, kind, count in kinds:
         mark = "[bold red]error[/]" if severity == "error" else "[yellow]warning[/]"
-        table.add_row(mark, kind, f"{count:,}", escape(KINDS[kind][1]))
+        ids = "\n".join(_ids(split, kind) for split in report.splits if any(p.kind == kind for p in split.problems))
+        table.add_row(mark, kind, f"{count:,}", escape(ids), escape(KINDS[kind][1]))
+    out.print(table)
+    for split in report.splits:
+        for problem in split.problems:
+            if problem.image_id is None:  # of the whole split: its text is all there is
+                out.print(f"{problem.kind} in {split.split.name}: {problem.what}", markup=False)
+
+
+def _print_padding(report: Report) -> None:
+    """A table of the shapes and the padding that each setting of data.buckets has."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    if not any(split.buckets for split in report.splits):
+        return
+    side = f"short side {report.resize.short_edge_px} px, long side up to {report.resize.max_px} px"
+    out.print(f"\nPadding by data.buckets, {side}:", markup=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("split", "data.buckets", "shapes", "padding", "fewer pixels"):
+        table.add_column(title, justify="left" if title in ("split", "data.buckets") else "right")
+    for split in report.splits:
+        for use in split.buckets:
+            shapes = "each batch's" if use.mode == "none" else str(len(use.canvases))
+            saved = f"{100 * use.saved:.1f} %" if use.mode != "orientation" else "–"
+            table.add_row(escape(split.split.name), use.mode, shapes, f"{100 * use.padding:.1f} %", saved)
     out.print(table)
 
 
-def _number(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def _ids(split: SplitReport, kind: str) -> str:
+    """The split's first ids of a kind of problem: `val: annotations 3, 8, 9, …`."""
+    found = [problem for problem in split.problems if problem.kind == kind]
+    annotations = [problem.annotation_id for problem in found if problem.annotation_id is not None]
+    ids = annotations or [problem.image_id for problem in found if problem.image_id is not None]
+    what = "annotation" if annotations else "image"
+    if not ids:
+        return f"{split.split.name}: whole split"
+    listed = ", ".join(map(str, ids[:MAX_IDS])) + (", …" if len(ids) > MAX_IDS else "")
+    return f"{split.split.name}: {what}{'' if len(ids) == 1 else 's'} {listed}"
 
 
 def _resize(short_edge_px: int, max_size_px: int) -> Resize:

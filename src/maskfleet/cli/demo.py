@@ -39,16 +39,18 @@ def demo(
     config = resolve(recipe_name="demo", sets=[f'data.root="{data}"']).config
     import torch
 
+    from maskfleet.evaluation.report.record import score_text
     from maskfleet.training.start import train
 
     # A network this small gains little from more threads, and the loader needs a core.
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))
     metrics = train(config, run_dir).metrics
     box, mask = metrics["mAP(bbox)/IoU=0.5"], metrics["mAP(segm)/IoU=0.5"]
-    out.print(f"\nOn {NUM_VAL} validation images: box AP50 {box:.3f}, mask AP50 {mask:.3f}.")
+    out.print(f"\nOn {NUM_VAL} validation images: box AP50 {score_text(box)} %, mask AP50 {score_text(mask)} %.")
     out.print(f"The result, with pictures: {run_dir / 'report.html'}", markup=False)
     hints = {
         f"maskfleet predict {run_dir} {data}/val/*.jpg": "draw its detections",
+        f"maskfleet serve {run_dir}": "try it in the browser",
         f"maskfleet eval {run_dir}": "AP, class by class",
         "maskfleet data inspect DATA": "inspect your own COCO-format data",
         "maskfleet train runs/mine --data DATA": "train on it",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from maskfleet.cli.console import out, print_raw
+from maskfleet.cli.console import err, out, print_raw
+from maskfleet.cli.launch import STACK_HELP, launch_config
 from maskfleet.cli.options import ConfigOption, JsonOption
 
 if TYPE_CHECKING:
@@ -19,27 +20,31 @@ if TYPE_CHECKING:
 def doctor(
     folder: Annotated[Path, typer.Option(help="Folder whose disk is checked for free space.")] = Path(),
     on: Annotated[
-        str, typer.Option("--on", help="local for this machine, ssh for hosts, eks for Kubernetes.")
+        str, typer.Option("--on", help="local for this machine, ssh for hosts, eks for Kubernetes, sagemaker.")
     ] = "local",
     config: ConfigOption = None,
     hosts: Annotated[
         str | None, typer.Option(help="ssh: hosts separated by commas, each optionally with =SLOTS.")
     ] = None,
     hosts_file: Annotated[Path | None, typer.Option(help="ssh: file with `host slots=8` lines.")] = None,
-    stack: Annotated[str | None, typer.Option(help="ssh: CloudFormation stack whose instances are the hosts.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="eks: machines of the launch.")] = None,
-    instance: Annotated[str | None, typer.Option(help="eks: instance type of the machines.")] = None,
+    stack: Annotated[str | None, typer.Option(help=STACK_HELP)] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="eks, sagemaker: machines of the launch.")] = None,
+    instance: Annotated[str | None, typer.Option(help="eks, sagemaker: instance type of the machines.")] = None,
     namespace: Annotated[str | None, typer.Option(help="eks: Kubernetes namespace. Default: kubeflow.")] = None,
+    image: Annotated[str | None, typer.Option(help="Training image; eks: for --fabric.")] = None,
     context: Annotated[str | None, typer.Option(help="eks: kubectl context. Default: the current one.")] = None,
     launch_set: Annotated[
         list[str] | None,
-        typer.Option("--launch-set", metavar="FIELD=VALUE", help="ssh, eks: change a field of the launch section."),
+        typer.Option("--launch-set", metavar="FIELD=VALUE", help="Change a field of the launch section."),
     ] = None,
     accept_new: Annotated[bool, typer.Option("--accept-new", help="ssh: trust hosts whose key is unknown.")] = False,
+    fabric: Annotated[
+        bool,
+        typer.Option("--fabric", help="eks: instead, run an all-reduce on the nodes of the launch and show its speed."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check whether this machine, or with --on ssh or eks a cluster, can train, and what to do about problems."""
-    from maskfleet.cli.launch import launch_config
+    """Check whether this machine, or with --on another target, can train, and what to do about problems."""
     from maskfleet.config.load import resolve
     from maskfleet.launch.backend import BACKENDS, backend_for, no_doctor
 
@@ -54,16 +59,25 @@ def doctor(
         "instance": instance,
         "namespace": namespace,
         "context": context,
+        "image": image,
     }
     given = {name: value for name, value in changes.items() if value is not None}
     resolved = resolve(file=config) if config is not None else None
     target = launch_config(resolved.launch if resolved else None, on, given, launch_set or [])
+    if fabric:
+        _report(backend_for(target).fabric(_say), as_json=as_json, concludes=False)
     data = resolved.config.data.root if resolved else None
+    if data is not None and data.startswith("s3://"):
+        data = None  # no host needs a copy
     _report(backend_for(target).doctor(folder=folder, data=data), as_json=as_json)
 
 
-def _report(findings: list[Finding], *, as_json: bool) -> None:
-    """Print the findings; exit with 1 if one of them is a failure."""
+def _say(line: str) -> None:
+    err.print(line, markup=False, highlight=False)
+
+
+def _report(findings: list[Finding], *, as_json: bool, concludes: bool = True) -> NoReturn:
+    """Print the findings, and whether one can train if it `concludes`; exit with 1 if one of them is a failure."""
     from maskfleet.launch.findings import Verdict
 
     failed = any(one.verdict is Verdict.FAIL for one in findings)
@@ -74,9 +88,9 @@ def _report(findings: list[Finding], *, as_json: bool) -> None:
         rows = [(one.verdict.value, *([one.host] if many else []), one.name, one.found, one.remedy) for one in findings]
         _print_table(("", *(["host"] if many else []), "what", "found", "remedy"), rows)
         what = "cluster" if many else "machine"
-        out.print(
-            f"\nThis {what} cannot train yet: see the lines that fail." if failed else f"\nThis {what} can train."
-        )
+        end = f"\nThis {what} cannot train yet: see the lines that fail." if failed else f"\nThis {what} can train."
+        if concludes:
+            out.print(end)
     raise typer.Exit(1 if failed else 0)
 
 

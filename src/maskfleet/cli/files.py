@@ -1,4 +1,4 @@
-"""`maskfleet ls`, `cp` and `fetch`: the files of a run by its handle, on this machine, on hosts or on EKS."""
+"""`maskfleet ls`, `cp` and `fetch`: the files of a run by its handle, on this machine or on any other target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `maskfleet infra` shows while Terraform runs: a live table on a terminal, plain lines elsewhere."""
+"""What `maskfleet infra` shows while its tool works: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from maskfleet.cli.console import err
 from maskfleet.errors import MaskfleetError
-from maskfleet.infra.terraform.progress import Event, TerraformProgress
+from maskfleet.infra.view import InfraProgress, ProgressEvent
 
 LINE_EVERY_S = 60.0
 STYLES = {"failed": "bold red", "running": "cyan", "done": "green", "planned": "dim"}  # in the order of the table
@@ -37,7 +37,7 @@ class TerminalView:
         self._console.print(text, markup=False)
 
     @contextmanager
-    def watching(self, title: str, progress: TerraformProgress) -> Iterator[None]:
+    def watching(self, title: str, progress: InfraProgress) -> Iterator[None]:
         self._title, self._began, self._said = title, time.monotonic(), {}
         if not self._console.is_terminal:
             yield
@@ -50,11 +50,11 @@ class TerminalView:
                 self._live = None
         self._console.print(Text(f"{title}: {headline(progress, time.monotonic() - self._began)}", style="dim"))
 
-    def event(self, event: Event, progress: TerraformProgress) -> None:
+    def event(self, event: ProgressEvent, progress: InfraProgress) -> None:
         if self._live is None and (line := self._line(event, progress)):
             self.say(line)
 
-    def tick(self, progress: TerraformProgress) -> None:
+    def tick(self, progress: InfraProgress) -> None:
         if self._live is not None:
             now = time.monotonic()
             self._live.update(
@@ -76,7 +76,7 @@ class TerminalView:
         self._console.print(question, markup=False, end="")
         return sys.stdin.readline().strip()
 
-    def _line(self, event: Event, progress: TerraformProgress) -> str | None:
+    def _line(self, event: ProgressEvent, progress: InfraProgress) -> str | None:
         """The line that a log shows about `event`, if any."""
         if event.action == "read":
             return None
@@ -98,14 +98,14 @@ class TerminalView:
         return None
 
 
-def headline(progress: TerraformProgress, elapsed_s: float) -> str:
+def headline(progress: InfraProgress, elapsed_s: float) -> str:
     """Counts and time in one line."""
     parts = [f"{progress.completed}/{progress.steps} done"] if progress.steps else [f"{progress.read} read"]
     parts += [f"{len(rows)} {state}" for state in ("running", "failed") if (rows := progress.in_state(state))]
     return f"{', '.join(parts)}, {clock(elapsed_s)}"
 
 
-def live_table(title: str, progress: TerraformProgress, now: float, elapsed_s: float, height: int) -> Group:
+def live_table(title: str, progress: InfraProgress, now: float, elapsed_s: float, height: int) -> Group:
     """The table at time `now`: failed and running resources first, as many rows as fit."""
     table = Table(box=None, pad_edge=False)
     for column in ("resource", "action", "state"):

@@ -23,7 +23,8 @@ def status(handle: HandleArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print_raw(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
     else:
-        step = f" at step {found.step}" if found.step is not None else ""
+        age = f", {found.step_age_s:.0f} s ago" if found.step_age_s is not None else ""
+        step = f" at step {found.step}{age}" if found.step is not None else ""
         restarts = f", {found.restarts} restarts" if found.restarts else ""
         detail = f": {found.detail}" if found.detail else ""
         out.print(f"{found.state}{step}{restarts}{detail}", markup=False)
@@ -31,6 +32,14 @@ def status(handle: HandleArgument, as_json: JsonOption = False) -> None:
             out.print(f"  {host.address}  {host.state}  {host.detail}".rstrip(), markup=False)
         for event in found.events:
             out.print(f"  {event}", markup=False)
+        if found.persist:
+            out.print(f"after a reboot it continues by {found.persist}", markup=False)
+        if found.failures:
+            lost_s = sum(failure.lost_s for failure in found.failures)
+            plural = "s" if len(found.failures) > 1 else ""
+            out.print(f"{lost_s:.0f} s were lost to {len(found.failures)} interruption{plural}:", markup=False)
+            for failure in found.failures:
+                out.print(f"  {failure}", markup=False)
     raise typer.Exit(1 if found.state in (JobState.FAILED, JobState.LOST, JobState.UNKNOWN) else 0)
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from maskfleet.cli.console import err, print_raw
-from maskfleet.cli.options import ConfigOption, RecipeOption, SetOption
+from maskfleet.cli.options import ConfigOption, DataOption, RecipeOption, SetOption, with_data
 
 if TYPE_CHECKING:
     from maskfleet.config.launch import AnyLaunch
     from maskfleet.launch.backend import Backend
     from maskfleet.launch.job import JobHandle
+
+
+STACK_HELP = "CloudFormation stack. ssh: its instances are the hosts; sagemaker: its role, network and file systems."
 
 
 def launch(
@@ -24,6 +28,7 @@ def launch(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
     set_: SetOption = None,
+    data: DataOption = None,
     name: Annotated[str | None, typer.Option(help="Name of the job. Default: derived from the run.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Machines; with ssh, the first N hosts.")] = None,
     instance: Annotated[str | None, typer.Option(help="Instance type, which determines the GPUs per machine.")] = None,
@@ -32,15 +37,17 @@ def launch(
         str | None, typer.Option(help="ssh: hosts separated by commas, each optionally with =SLOTS.")
     ] = None,
     hosts_file: Annotated[Path | None, typer.Option(help="ssh: file with `host slots=8` lines.")] = None,
-    stack: Annotated[str | None, typer.Option(help="ssh: CloudFormation stack whose instances are the hosts.")] = None,
+    stack: Annotated[str | None, typer.Option(help=STACK_HELP)] = None,
     min_nodes: Annotated[
-        int | None, typer.Option(min=1, help="ssh: fewest hosts with which the run continues.")
+        int | None, typer.Option(min=1, help="ssh, eks: fewest machines with which the run continues.")
     ] = None,
-    starter: Annotated[str | None, typer.Option("--with", help="ssh: torchrun or mpirun.")] = None,
+    starter: Annotated[str | None, typer.Option("--with", help="ssh: supervisor or mpirun.")] = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="local: processes to train with; eks: processes per node.")
     ] = None,
-    image: Annotated[str | None, typer.Option(help="sagemaker, eks: training image, best with a digest.")] = None,
+    image: Annotated[
+        str | None, typer.Option(help="sagemaker, eks: training image. Default: the newest that was pushed.")
+    ] = None,
     namespace: Annotated[str | None, typer.Option(help="eks: Kubernetes namespace. Default: kubeflow.")] = None,
     context: Annotated[str | None, typer.Option(help="eks: kubectl context. Default: the current one.")] = None,
     max_restarts: Annotated[int | None, typer.Option(min=0, help="Restarts before a run counts as failed.")] = None,
@@ -49,6 +56,9 @@ def launch(
         typer.Option("--launch-set", metavar="FIELD=VALUE", help="Change any other field of the launch section."),
     ] = None,
     accept_new: Annotated[bool, typer.Option("--accept-new", help="ssh: trust hosts whose key is unknown.")] = False,
+    persist: Annotated[
+        bool, typer.Option("--persist", help="local, ssh: continue by itself after a reboot of the hosts.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print exactly what would be sent; send nothing.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return at once; the run continues.")] = False,
 ) -> None:
@@ -57,7 +67,7 @@ def launch(
     from maskfleet.launch.backend import backend_for
     from maskfleet.launch.instances import INSTANCES, with_overrides
 
-    resolved = resolve(recipe_name=recipe, file=config, sets=list(set_ or []))
+    resolved = resolve(recipe_name=recipe, file=config, sets=with_data(set_, data))
     changes: dict[str, Any] = {
         "instance": instance,
         "hosts": tuple(part.strip() for part in hosts.split(",")) if hosts else None,
@@ -72,8 +82,10 @@ def launch(
         "max_restarts": max_restarts,
         "accept_new_host_keys": True if accept_new else None,
         "detach": True if detach else None,
+        "persist": True if persist else None,
     }
     target = launch_config(resolved.launch, on, {k: v for k, v in changes.items() if v is not None}, launch_set or [])
+    target = with_newest_image(target)
     known = with_overrides(instances) if instances is not None else INSTANCES
     backend = backend_for(target, nodes=nodes, known=known)
     rendered = backend.render(backend.job(resolved.config, name=name))
@@ -88,11 +100,10 @@ def launch(
 
 def launch_config(base: AnyLaunch | None, on: str | None, changes: dict[str, Any], sets: list[str]) -> AnyLaunch:
     """The launch section of the file if it is for the target `on`, changed by the options of the command line."""
-    from pydantic import ValidationError
-
-    from maskfleet.config.launch import DEFAULT_TARGET, LAUNCH_ADAPTER, LAUNCH_CLASSES, launch_problems
+    from maskfleet.config.launch import DEFAULT_TARGET, LAUNCH_CLASSES
     from maskfleet.config.yaml import parse_value
     from maskfleet.errors import ConfigError
+    from maskfleet.launch.api.jobs import validated_launch
 
     data: dict[str, Any] = base.model_dump(mode="python") if base is not None and on in (None, base.on) else {}
     data["on"] = on or data.get("on", DEFAULT_TARGET)
@@ -111,13 +122,19 @@ def launch_config(base: AnyLaunch | None, on: str | None, changes: dict[str, Any
         if not equals:
             raise ConfigError(f"--launch-set {text!r} has no value", remedy="write --launch-set FIELD=VALUE")
         data[field.strip()] = parse_value(value, where=f"--launch-set {field}")
-    try:
-        return LAUNCH_ADAPTER.validate_python(data)
-    except ValidationError as error:
-        raise ConfigError(
-            f"launch on {data['on']}: {'; '.join(launch_problems(error))}",
-            remedy="`maskfleet launch --help` lists the options of each target, docs/reference/config.md the fields",
-        ) from None
+    return validated_launch(data)
+
+
+def with_newest_image(target: AnyLaunch) -> AnyLaunch:
+    """`target` with the newest pushed image if its jobs run in one and none is named."""
+    from maskfleet.config.base import replaced
+    from maskfleet.infra.images.newest import newest_image
+
+    if "image" not in type(target).model_fields or getattr(target, "image", None):
+        return target
+    found = newest_image(region=getattr(target, "region", None), cpu=getattr(target, "gpus", None) == 0, env=os.environ)
+    err.print(f"image {found.reference}, pushed {found.pushed_at}", markup=False)
+    return replaced(target, {"image": found.reference})
 
 
 def follow(backend: Backend, handle: JobHandle) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
+
+from maskfleet.errors import ConfigError
 
 RecipeOption = Annotated[
     str | None,
@@ -29,4 +32,57 @@ SetOption = Annotated[
         show_default=False,
     ),
 ]
+DataOption = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        "-d",
+        help="Folder of the data, or s3://bucket/prefix; short for --set data.root=…",
+        show_default=False,
+    ),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device", help="cpu, cuda or cuda:N. Default: the first GPU, or the CPU without one.", show_default=False
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+CertOption = Annotated[
+    Path | None,
+    typer.Option("--cert", help="Certificate (PEM), with --key. Default: self-signed.", show_default=False),
+]
+KeyOption = Annotated[Path | None, typer.Option("--key", help="Private key of --cert (PEM).", show_default=False)]
+NoBrowserOption = Annotated[bool, typer.Option("--no-browser", help="Only print the address.")]
+BestOption = Annotated[
+    bool, typer.Option("--best", help="Use the run's best checkpoint. Default: the best, or else the newest.")
+]
+LastOption = Annotated[bool, typer.Option("--last", help="Use the run's newest checkpoint.")]
+StepOption = Annotated[
+    int | None, typer.Option("--step", min=1, help="Use the run's checkpoint of this step.", show_default=False)
+]
+
+
+def chosen_checkpoint(*, best: bool, last: bool, step: int | None) -> Literal["best", "last"] | int | None:
+    """What --best, --last and --step mean for `maskfleet.load`."""
+    if best + last + (step is not None) > 1:
+        raise ConfigError("--best, --last and --step exclude each other", remedy="give one of them")
+    return step or ("last" if last else "best" if best else None)
+
+
+def with_data(sets: list[str] | None, data: str | None) -> list[str]:
+    """`sets` with the folder of `--data` added."""
+    return [
+        *(sets or []),
+        *([f"data.root={json.dumps(data)}"] if data is not None else []),
+    ]  # quoted: may look like YAML
+
+
+def hide_types_of_flags(command: Any, parent: Any = None) -> None:
+    """Remove `<bool>` from the help of `command` and its subcommands: a flag takes no value."""
+    context = command.context_class(command, parent=parent, info_name=command.name, **command.context_settings)
+    for parameter in command.get_params(context):
+        if getattr(parameter, "is_bool_flag", False):
+            parameter.metavar = ""
+    for inner in getattr(command, "commands", {}).values():
+        hide_types_of_flags(inner, context)

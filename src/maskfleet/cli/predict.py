@@ -1,19 +1,38 @@
-"""`maskfleet predict`: what a trained model detects in images."""
+"""`maskfleet predict`: what a trained model detects in images and videos."""
 
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Protocol
 
 import typer
 
-from maskfleet.cli.console import err, out
+from maskfleet.cli.console import err, out, print_error
+from maskfleet.cli.options import BestOption, DeviceOption, LastOption, StepOption, chosen_checkpoint
+from maskfleet.errors import DataError, LaunchError, MaskfleetError
+
+if TYPE_CHECKING:
+    from maskfleet.inference.detections import ImageDetections
+    from maskfleet.inference.detector import Detector
+    from maskfleet.inference.sources import MediaFile, Picture
+
+IMAGES_AT_A_TIME = 64  # decoded images and their detections are in memory together
 
 
 def predict(
     weights: Annotated[Path, typer.Argument(help="Run directory or weights file.", show_default=False)],
-    images: Annotated[list[Path], typer.Argument(help="Image files.", show_default=False)],
+    images: Annotated[
+        list[str],
+        typer.Argument(
+            help="Images or videos: files, folders, patterns such as 'photos/*.jpg', addresses.", show_default=False
+        ),
+    ],
     out_dir: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for the drawn images and detections.json.")
     ] = Path("predictions"),
@@ -23,23 +42,181 @@ def predict(
             min=0, max=1, help="Draw detections above this score. Default: the run's own.", show_default=False
         ),
     ] = None,
+    best: BestOption = False,
+    last: LastOption = False,
+    step: StepOption = None,
+    device: DeviceOption = None,
 ) -> None:
-    """Draw boxes and masks on IMAGES, and write all detections as COCO results."""
-    from rich.progress import track
+    """Draw boxes and masks on IMAGES, upright as their EXIF data say, and write all detections as COCO results.
 
+    An image that cannot be read is reported, and the others are still done; the exit code is then 2.
+    """
     from maskfleet.inference.load import load
+    from maskfleet.inference.sources import find_sources
 
-    detector = load(weights)
+    detector = load(weights, device, checkpoint=chosen_checkpoint(best=best, last=last, step=step))
+    sources = find_sources(images)
     threshold = detector.run.eval.show_score_threshold if score is None else score
+    draw_all(LocalModel(detector), sources, out_dir, threshold)
+
+
+def draw_all(model: DrawingModel, sources: Sequence[MediaFile], out_dir: Path, threshold: float) -> None:
+    """Draw what `model` detects in `sources` and write all detections; raise at the end if files could not be used."""
     out_dir.mkdir(parents=True, exist_ok=True)
-    results = []
-    for image_id, path in enumerate(track(images, "detecting", console=err, transient=True), 1):
-        found = detector.detect(path)
-        results += [{"file_name": path.name, **result} for result in found.to_coco(image_id)]
-        shown = found[found.scores > threshold]
-        target = out_dir / f"{path.stem}.png"
-        detector.draw(path, shown, path=target)
-        out.print(f"{path} → {target}: {len(shown)} above {threshold:g}, {len(found)} in all", markup=False)
-    target = out_dir / "detections.json"
-    target.write_text(json.dumps(results), encoding="utf-8")
-    out.print(f"all detections are in {target}", markup=False)
+    with DrawnResults(model, out_dir, threshold) as prediction:
+        prediction.run(sources)
+    out.print(f"all detections are in {out_dir / 'detections.json'}", markup=False)
+    if prediction.failed:
+        raise DataError(
+            f"{len(prediction.failed)} of {len(sources)} files could not be used, see above; the others are done",
+            remedy="replace them, or leave them out",
+        )
+
+
+class DrawingModel(Protocol):
+    """A model on this machine or elsewhere; what `read` and `frame` return is its own affair."""
+
+    @property
+    def group(self) -> int:
+        """How many images to detect together."""
+
+    @property
+    def max_mpx(self) -> float:
+        """Million pixels of the largest frame of a video."""
+
+    def read(self, path: Path) -> Any:
+        """The image file at `path`."""
+
+    def frame(self, picture: Picture) -> Any:
+        """An RGB frame of a video."""
+
+    def start(self, images: Sequence[Any]) -> Sequence[Future[Any]]:
+        """Detect the objects in `images`; a result raises what is wrong with its image."""
+
+    def draw(self, image: Any, found: Any) -> Picture:
+        """`image` with the detections `found` drawn on it, in RGB."""
+
+
+@dataclass
+class LocalModel:
+    """A detector of this machine."""
+
+    detector: Detector
+
+    @property
+    def group(self) -> int:
+        return IMAGES_AT_A_TIME if self.detector.device.type == "cuda" else 1
+
+    @property
+    def max_mpx(self) -> float:
+        return self.detector.run.data.max_image_mpx
+
+    def read(self, path: Path) -> Picture:
+        return self.detector.pixels(path)
+
+    def frame(self, picture: Picture) -> Picture:
+        return picture
+
+    def start(self, images: Sequence[Picture]) -> Sequence[Future[ImageDetections]]:
+        found: list[Future[ImageDetections]] = [Future() for _ in images]
+        for one, detections in zip(found, self.detector.detect(list(images)), strict=True):
+            one.set_result(detections)
+        return found
+
+    def draw(self, image: Picture, found: ImageDetections) -> Picture:
+        return self.detector.draw(image, found)
+
+
+@dataclass
+class DrawnResults:
+    """Detects, draws and writes; detections.json is complete when the `with` block has ended."""
+
+    model: DrawingModel
+    out_dir: Path
+    threshold: float
+    failed: list[str] = field(default_factory=list)
+    _open: ExitStack = field(default_factory=ExitStack)
+    _num_images: int = 0
+    _separator: str = "["
+
+    def __enter__(self) -> DrawnResults:
+        from maskfleet.system.files import replacing
+
+        self._downloads = Path(self._open.enter_context(tempfile.TemporaryDirectory()))
+        self._json: BinaryIO = self._open.enter_context(replacing(self.out_dir / "detections.json"))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is None:
+            self._json.write(b"[]\n" if self._separator == "[" else b"\n]\n")
+        self._open.__exit__(*error)
+
+    def run(self, sources: Sequence[MediaFile]) -> None:
+        """Do all of `sources`, as many images at a time as the model does together."""
+        from rich.progress import Progress
+
+        group = self.model.group
+        pictures = [source for source in sources if not source.is_video]
+        with Progress(console=err, transient=True) as progress:
+            task = progress.add_task("detecting", total=len(sources))
+            for start in range(0, len(pictures), group):
+                self._draw_images(pictures[start : start + group])
+                progress.advance(task, len(pictures[start : start + group]))
+            for source in sources:
+                if source.is_video:
+                    with self._reported(source):
+                        self._draw_video(source)
+                    progress.advance(task)
+
+    @contextmanager
+    def _reported(self, source: MediaFile) -> Iterator[None]:
+        """An error of one source does not end the others; that of a place where all are sent does."""
+        try:
+            yield
+        except LaunchError:
+            raise
+        except MaskfleetError as error:
+            self.failed.append(source.name)
+            print_error(error)
+
+    def _draw_images(self, sources: Sequence[MediaFile]) -> None:
+        from maskfleet.inference.detector import save_picture
+
+        read: list[tuple[MediaFile, Any]] = []
+        for source in sources:
+            with self._reported(source):
+                read.append((source, self.model.read(source.fetched(self._downloads))))
+        started = self.model.start([picture for _, picture in read])
+        for (source, picture), result in zip(read, started, strict=True):
+            with self._reported(source):
+                detections = result.result()
+                target = self._target(source, ".png")
+                shown = detections[detections.scores > self.threshold]
+                save_picture(target, self.model.draw(picture, shown))
+                self._write(detections, {"file_name": source.name})
+                counts = f"{len(shown)} above {self.threshold:g}, {len(detections)} in all"
+                out.print(f"{source.name} → {target}: {counts}", markup=False)
+
+    def _draw_video(self, source: MediaFile) -> None:
+        from maskfleet.inference.sources import VideoOutput, frames
+
+        target, path = self._target(source, ".mp4"), source.fetched(self._downloads)
+        with VideoOutput(target) as video:
+            for number, (frame, fps) in enumerate(frames(path, max_mpx=self.model.max_mpx)):
+                picture = self.model.frame(frame)
+                detections = self.model.start([picture])[0].result()
+                video.add(self.model.draw(picture, detections[detections.scores > self.threshold]), fps)
+                self._write(detections, {"file_name": source.name, "frame": number})
+        out.print(f"{source.name} → {target}: {number + 1} frames", markup=False)
+
+    def _target(self, source: MediaFile, suffix: str) -> Path:
+        target = self.out_dir / f"{source.output}{suffix}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
+    def _write(self, detections: Any, about: dict[str, Any]) -> None:
+        self._num_images += 1
+        for name, result in zip(detections.class_names, detections.to_coco(self._num_images), strict=True):
+            line = json.dumps({**about, "category": name, **result})
+            self._json.write(f"{self._separator}\n{line}".encode())
+            self._separator = ","

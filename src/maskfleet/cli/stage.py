@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -11,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maskfleet.cli.console import err, out
+from maskfleet.cli.console import err, out, print_raw
+from maskfleet.cli.options import JsonOption
 from maskfleet.data.stage.manifest import size_text
 
 if TYPE_CHECKING:
@@ -22,7 +25,9 @@ _WINDOW_S = 30.0
 
 
 def stage(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="s3://bucket/prefix, or a folder.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="s3://bucket/prefix, a folder, or a zip, tar or tar.gz archive.")
+    ],
     destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="s3://bucket/prefix, or a folder.")],
     manifest: Annotated[
         Path | None,
@@ -32,16 +37,24 @@ def stage(
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=256, help="Files copied in parallel.")] = 16,
     check: Annotated[bool, typer.Option("--check", help="Copy nothing; read DESTINATION and verify it.")] = False,
+    shards: Annotated[bool, typer.Option("--shards", help="Pack the images into tar files with an index.")] = False,
+    shard_size: Annotated[int, typer.Option(min=1, max=100_000, help="Size of a shard in MB, with --shards.")] = 256,
 ) -> None:
-    """Copy a data set from S3 to a folder or back, with checksums; complete files are not copied again."""
+    """Copy a data set to a folder or to S3, with checksums; complete files are not copied again."""
     from maskfleet.data.stage.stage import stage as stage_data
     from maskfleet.log import duration_text
 
     started_at = time.monotonic()
     err.print(f"{'Checking' if check else 'Staging'} {source} -> {destination}", markup=False)
-    with _progress("checking" if check else "copying") as report_progress:
+    with transfer_progress("checking" if check else "copying") as report_progress:
         done = stage_data(
-            source, destination, manifest=manifest, workers=workers, check=check, progress=report_progress
+            source,
+            destination,
+            manifest=manifest,
+            workers=workers,
+            check=check,
+            shard_bytes=shard_size * 10**6 if shards else None,
+            progress=report_progress,
         )
     elapsed_s = time.monotonic() - started_at
     for note in done.notes:
@@ -57,6 +70,53 @@ def stage(
         copied = "all were already complete"
     out.print(f"{destination}: {total}; {copied}", markup=False)
     out.print(f"Manifest written: {done.manifest}", markup=False)
+
+
+def status(
+    location: Annotated[str, typer.Argument(metavar="URI", help="s3://bucket/prefix, or a folder.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Tell whether a staged data set is complete, by listing it. Exit code 1: it is partial, unverified or empty."""
+    from maskfleet.data.stage.status import staging_status
+
+    found = staging_status(location)
+    if as_json:
+        print_raw(json.dumps(dataclasses.asdict(found), indent=2))
+    else:
+        form = " in shards" if found.is_sharded else ""
+        out.print(f"{location}: {found.state}", markup=False)
+        out.print(
+            f"  {found.files:,} files{form}, {size_text(found.bytes)}, as their manifest lists them", markup=False
+        )
+        if found.missing or found.changed:
+            examples = ", ".join(found.examples)
+            out.print(f"  {found.missing:,} missing, {found.changed:,} changed: {examples}", markup=False)
+        if found.unlisted:
+            listed = f"{found.unlisted:,} files, {size_text(found.unlisted_bytes)}, that no manifest lists"
+            out.print(f"  {listed}", markup=False)
+        if found.state != "complete":
+            out.print("Run `maskfleet data stage SOURCE URI` to complete it and to verify it.", markup=False)
+    raise typer.Exit(0 if found.state == "complete" else 1)
+
+
+def preload(
+    folder: Annotated[Path, typer.Argument(help="Folder of the data set on an FSx for Lustre file system.")],
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Files loaded in parallel.")] = 64,
+) -> None:
+    """Load the files of a folder from S3 into FSx for Lustre, before training reads them for the first time."""
+    from maskfleet.data.stage.preload import LUSTRE
+    from maskfleet.data.stage.preload import preload as load_files
+    from maskfleet.log import duration_text
+
+    started_at = time.monotonic()
+    with transfer_progress("loading") as report_progress:
+        done = load_files(folder, workers=workers, progress=report_progress)
+    if done.file_system != LUSTRE:
+        kind = done.file_system or "a file system of an unknown kind"
+        out.print(f"{folder} is on {kind}, not on Lustre: there is nothing to load", markup=False)
+        return
+    elapsed = duration_text(time.monotonic() - started_at)
+    out.print(f"{folder}: {done.files:,} files, {size_text(done.total_bytes)}, are loaded ({elapsed})", markup=False)
 
 
 class Meter:
@@ -83,7 +143,7 @@ class Meter:
 
 
 @contextmanager
-def _progress(verb: str) -> Iterator[Callable[[Tally], None]]:
+def transfer_progress(verb: str) -> Iterator[Callable[[Tally], None]]:
     """A progress bar on a terminal, elsewhere a line every ten seconds."""
     meter = Meter()
     if not err.is_terminal:

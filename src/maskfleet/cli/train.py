@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from maskfleet.cli.options import ConfigOption, RecipeOption, SetOption
+from maskfleet.cli.options import ConfigOption, DataOption, DeviceOption, RecipeOption, SetOption, with_data
 from maskfleet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,10 +22,8 @@ def train(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
     set_: SetOption = None,
-    data: Annotated[
-        Path | None,
-        typer.Option("--data", "-d", help="Folder of the data; short for --set data.root=…", show_default=False),
-    ] = None,
+    data: DataOption = None,
+    device: DeviceOption = None,
     gpus: Annotated[
         int | None,
         typer.Option(
@@ -42,15 +40,17 @@ def train(
     ] = 0,
 ) -> None:
     """Train, or continue the run in RUN_DIR from its newest checkpoint. Never deletes a run."""
-    sets = list(set_ or [])
-    if data is not None:
-        sets.append(f"data.root={json.dumps(str(data))}")  # quoted: a path may look like another YAML value
-    resolved = run_config(run_dir, recipe, config, sets)
+    resolved = run_config(run_dir, recipe, config, with_data(set_, data))
+    if gpus is not None and device is not None:
+        raise ConfigError("--gpus and --device exclude each other", remedy="give one of them")
     if gpus is not None and gpus > 1:
         _start_ranks(gpus, run_dir, resolved, wait)
+    from maskfleet.data.pipeline.preload import start_fork_server
+
+    start_fork_server(resolved.data.num_workers)  # it imports torch while this process does
     from maskfleet.training.start import train as start
 
-    start(resolved, run_dir, wait_s=wait)
+    start(resolved, run_dir, wait_s=wait, device=device)
 
 
 def run_config(run_dir: Path, recipe: str | None, config: Path | None, sets: list[str]) -> RunConfig:
@@ -68,20 +68,23 @@ def run_config(run_dir: Path, recipe: str | None, config: Path | None, sets: lis
     return with_found_splits(resolved)
 
 
-def _start_ranks(count: int, run_dir: Path, config: RunConfig, wait_s: float) -> None:
-    """Replace this process by torchrun, which starts this command once per GPU."""
+def _start_ranks(count: int, run_dir: Path, config: RunConfig, wait_s: float) -> NoReturn:
+    """Start this command once per GPU; this process exits when they have."""
     import torch
 
-    from maskfleet.config.load import write_run_file
+    from maskfleet.config.load import RUN_FILE, dump, refuse_another_run
+    from maskfleet.launch.supervise.child import run_ranks
 
     if "RANK" in os.environ:
-        raise ConfigError("--gpus cannot be used inside torchrun, which starts the ranks", remedy="leave --gpus out")
+        raise ConfigError("--gpus cannot be used by a rank that was started already", remedy="leave --gpus out")
     found = torch.cuda.device_count()
     if count > found:
         raise ConfigError(
             f"--gpus {count}, but this machine has {found} GPUs", remedy="use fewer, or see `maskfleet doctor`"
         )
-    write_run_file(run_dir, config)
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    command = ["-m", "maskfleet", "train", str(run_dir), "--wait", str(wait_s)]
-    os.execv(sys.executable, [sys.executable, *launcher, *command])
+    refuse_another_run(run_dir, config)  # here, so that it is said once and not by every rank
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, RUN_FILE)
+        file.write_text(dump(config), encoding="utf-8")
+        argv = [sys.executable, "-m", "maskfleet", "train", str(run_dir), "--config", str(file), "--wait", str(wait_s)]
+        raise typer.Exit(run_ranks(argv, count, env=os.environ, folder=run_dir / f".ranks-{os.getpid()}"))

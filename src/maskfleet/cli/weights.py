@@ -1,4 +1,4 @@
-"""`maskfleet weights`: see what a weights file is, and turn it into another format."""
+"""`maskfleet weights`: get published weights, see what a weights file is, and turn it into another format."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from maskfleet.cli.console import out, print_raw
+from maskfleet.cli.console import byte_progress, out, print_raw
 from maskfleet.cli.options import JsonOption, RecipeOption, SetOption
 
 if TYPE_CHECKING:
     from maskfleet.config.model import ModelConfig
     from maskfleet.model.weights import LoadReport, WeightsFile
 
-app = typer.Typer(help="See what a weights file is, and turn it into another format.", no_args_is_help=True)
+app = typer.Typer(help="Get published weights, see what a file is, and convert it.", no_args_is_help=True)
 
 
 # As in model.weights.content, whose import would load torch.
-Source = Literal["auto", "tensorpack", "aws", "torchvision", "maskfleet"]
+Source = Literal["auto", "tensorpack", "aws", "torchvision", "detectron2", "maskfleet"]
 FileArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="TensorPack .npz, torchvision .pth or .safetensors.")
+    Path, typer.Argument(metavar="FILE", help="TensorPack .npz, torchvision .pth, Detectron2 .pkl or .safetensors.")
 ]
 FromOption = Annotated[
     Source, typer.Option("--from", help="Where the file is from; say aws for AWS Samples, whose files look alike.")
@@ -32,6 +32,48 @@ FromOption = Annotated[
 LegacyOption = Annotated[
     bool, typer.Option("--legacy-2018", help="It is from TensorPack before May 2019: rounded anchors, Huber loss.")
 ]
+
+
+@app.command("list")
+def list_(as_json: JsonOption = False) -> None:
+    """List the published weights that `get` knows, and which of them are in the cache."""
+    from maskfleet.model.weights.zoo.cache import cached
+    from maskfleet.model.weights.zoo.catalogue import ZOO
+
+    found = {name: cached(file) for name, file in ZOO.items()}
+    if as_json:
+        facts = [
+            {"name": name, "what": ZOO[name].what, "file": str(path) if path else None} for name, path in found.items()
+        ]
+        print_raw(json.dumps(facts, indent=2))
+        return
+    width = max(map(len, ZOO))
+    for name, path in found.items():
+        print_raw(f"{name:<{width}}  {ZOO[name].what}{f'  (in {path.parent})' if path else ''}")
+
+
+@app.command()
+def get(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `maskfleet weights list` shows.")],
+    from_file: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="Take this file; nothing is downloaded.", show_default=False),
+    ] = None,
+    mirror: Annotated[
+        str | None, typer.Option(metavar="URL", help="Address that has the same files.", show_default=False)
+    ] = None,
+    repin: Annotated[
+        bool, typer.Option("--repin", help="Accept a file that differs from the one that was fetched first.")
+    ] = False,
+) -> None:
+    """Fetch published weights to the cache, where recipes find them, and print the path."""
+    from maskfleet.model.weights.zoo.cache import fetch
+    from maskfleet.model.weights.zoo.catalogue import expect_zoo_file
+
+    file = expect_zoo_file(name)
+    with byte_progress(file.name) as report_progress:
+        path = fetch(file, mirror=mirror, from_file=from_file, repin=repin, progress=report_progress)
+    print_raw(str(path))
 
 
 @app.command()
@@ -81,7 +123,7 @@ def convert(
 ) -> None:
     """Write a weights file in another format; the network is detected from the file unless you name it."""
     from maskfleet.config.base import replaced
-    from maskfleet.model.weights import describe, file_config, read_file, save_tensorpack, save_weights
+    from maskfleet.model.weights import Labels, describe, file_config, read_file, save_tensorpack, save_weights
     from maskfleet.model.weights.files import check_suffix
     from maskfleet.model.weights.load import whole_state
 
@@ -91,15 +133,15 @@ def convert(
     if num_classes is not None:
         config = replaced(config, {"num_categories": num_classes})
     state, report = whole_state(opened, config, source=source, reinit_heads=reinit_heads)
-    categories = opened.categories if len(opened.categories) == config.num_categories else ()
+    labels = opened.labels.of(config.num_categories)
     if to.suffix == ".npz":
-        save_tensorpack(to, state, config)
+        # TensorPack's own file where its names and shapes say everything.
+        says_more = labels != Labels() or source == "aws" or legacy_2018
+        save_tensorpack(to, state, config, labels if says_more else None)
     else:
-        save_weights(to, state, config, categories)
+        save_weights(to, state, config, labels)
     print_raw(report.render())
     out.print(f"\nwrote {to}: {describe(config)}", markup=False)
-    if to.suffix == ".npz" and (source == "aws" or legacy_2018):
-        out.print("an .npz holds no configuration: say again on loading that the model is AWS Samples' or of 2018")
 
 
 def _facts(file: WeightsFile, config: ModelConfig | None, report: LoadReport | None) -> dict[str, Any]:
@@ -118,8 +160,8 @@ def _facts(file: WeightsFile, config: ModelConfig | None, report: LoadReport | N
             "cascade": config.cascade,
             "classes": config.num_categories,
         }
-    if file.categories:
-        facts["categories"] = list(file.categories)
+    if file.labels.names:
+        facts["categories"] = list(file.labels.names)
     facts["tensors"] = len(file.tensors)
     facts["parameters"] = sum(tensor.numel() for tensor in file.tensors.values())
     return facts

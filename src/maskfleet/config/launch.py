@@ -5,15 +5,27 @@ A class per target: its `on` is the name of the target, of its folder in launch/
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from maskfleet.config.base import Config
 from maskfleet.config.fields import nearest
 
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 MOUNT = r"^/[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"  # the chart names the volume after it
+S3_URI = r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s]*)?$"
+EXPERIMENT = r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$"
 SUBFOLDER = r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$"
 
 
@@ -34,6 +46,9 @@ class LocalLaunch(Config):
 
     detach: bool = False
     """Whether the command returns at once and the run continues in the background."""
+
+    persist: bool = False
+    """Whether the run continues by itself after a reboot: by a systemd user unit, or by cron."""
 
 
 class SshLaunch(Config):
@@ -56,6 +71,12 @@ class SshLaunch(Config):
     region: str | None = None
     """AWS region of the stack; None uses the AWS configuration."""
 
+    stack_wait_s: float = Field(default=1800, ge=0)
+    """Longest wait until enough hosts of the stack are healthy."""
+
+    hosts_command: str | None = Field(default=None, pattern=r"^/[A-Za-z0-9._/-]+$")
+    """Program on the hosts that prints those there are, as a hosts file; a new one takes the place of a lost one."""
+
     user: str | None = None
     """Login name; None uses ~/.ssh/config."""
 
@@ -65,8 +86,8 @@ class SshLaunch(Config):
     max_restarts: NonNegativeInt = 3
     """How often a run that died is restarted from its last checkpoint."""
 
-    starter: Literal["torchrun", "mpirun"] = "torchrun"
-    """What starts the ranks."""
+    starter: Literal["supervisor", "mpirun"] = "supervisor"
+    """What starts the ranks: the supervisor of each host, or Open MPI from one of them."""
 
     run_root: str = "~/maskfleet"
     """Folder on the hosts for environment, runs and logs; all hosts must share it."""
@@ -80,11 +101,21 @@ class SshLaunch(Config):
     instance: str | None = None
     """Instance type of the hosts; determines the ranks of hosts without `slots=`."""
 
-    rendezvous_port: int = Field(default=29400, ge=1024, le=65535)
-    """Port of the rendezvous on the first host."""
+    rendezvous_port: int | None = Field(default=None, ge=1024, le=65535)
+    """Port on the first host where the ranks meet; None takes a free one."""
 
     accept_new_host_keys: bool = False
     """Whether to trust hosts with an unknown key without asking."""
+
+    persist: bool = False
+    """Whether the run continues by itself after a reboot: by a systemd user unit, or by cron."""
+
+    @field_validator("starter", mode="before")
+    @classmethod
+    def _no_torchrun(cls, value: Any) -> Any:
+        if value == "torchrun":
+            raise ValueError("the supervisors start the ranks themselves, without torchrun: write starter: supervisor")
+        return value
 
     @model_validator(mode="after")
     def _hosts_once(self) -> SshLaunch:
@@ -97,17 +128,17 @@ class SshLaunch(Config):
 class SageMakerChannel(Config):
     """One input of a SageMaker job."""
 
-    name: str = "train"
+    name: str = Field(default="train", max_length=64, pattern=r"^[A-Za-z0-9._-]+$")
     """Name of the channel; the data appears in /opt/ml/input/data/NAME."""
 
     source: Literal["s3", "efs", "fsx"] = "s3"
     """What holds the data."""
 
     uri: str
-    """s3://bucket/prefix, or the directory on the file system."""
+    """s3://bucket/prefix, or the directory on the file system; with FSx it begins with the mount name."""
 
-    file_system_id: str | None = None
-    """fs-… of the EFS or FSx for Lustre file system."""
+    file_system_id: str | None = Field(default=None, pattern=r"^fs-[0-9a-f]{8,40}$")
+    """fs-… of the EFS or FSx for Lustre file system; None uses that of the stack."""
 
     read_only: bool = True
     """Whether the job may only read it."""
@@ -116,9 +147,21 @@ class SageMakerChannel(Config):
     """Whether S3 data is copied to the instance first or streamed."""
 
     @model_validator(mode="after")
-    def _file_system_named(self) -> SageMakerChannel:
-        if (self.source == "s3") == (self.file_system_id is not None):
-            raise ValueError("file_system_id belongs to source efs or fsx, which need it, and not to s3")
+    def _consistent(self) -> SageMakerChannel:
+        if self.name == "log" and self.read_only:
+            raise ValueError("the job writes to channel log: set source to efs or fsx, and read_only: false")
+        if self.source != "s3":
+            if not self.uri.startswith("/"):
+                raise ValueError(f"uri {self.uri!r} of channel {self.name} is a directory on {self.source}: write /…")
+            if self.input_mode != "File":
+                raise ValueError(f"channel {self.name}: only S3 data has input_mode FastFile")
+            return self
+        if re.fullmatch(S3_URI, self.uri) is None:
+            raise ValueError(f"uri {self.uri!r} of channel {self.name} is not s3://bucket/prefix")
+        if self.file_system_id is not None:
+            raise ValueError(f"channel {self.name}: file_system_id belongs to source efs or fsx, not to s3")
+        if not self.read_only:
+            raise ValueError(f"channel {self.name}: a job can only read S3 data; write to source efs or fsx")
         return self
 
 
@@ -135,31 +178,34 @@ class SageMakerLaunch(Config):
     """Instance type, with or without the ml. prefix."""
 
     image: str | None = None
-    """Training image in ECR."""
+    """Training image in ECR, in the region of the job."""
 
-    role_arn: str | None = None
+    stack: str | None = None
+    """CloudFormation stack with role, subnets, security groups, bucket and file systems, for what is not set here."""
+
+    role_arn: str | None = Field(default=None, pattern=r"^arn:aws[a-z-]*:iam::\d{12}:role/[A-Za-z0-9_+=,.@/-]+$")
     """Execution role of the job; None uses that of the stack."""
 
-    region: str | None = None
+    region: str | None = Field(default=None, pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")
     """AWS region; None uses the AWS configuration."""
 
     channels: tuple[SageMakerChannel, ...] = ()
-    """Inputs of the job."""
+    """Inputs of the job: `train` with the data, and optionally `log`, a writable file system for the logs."""
 
-    output_uri: str | None = None
-    """s3://bucket/prefix for the trained model."""
+    output_uri: str | None = Field(default=None, pattern=S3_URI)
+    """s3://bucket/prefix for the trained model; None is DataUri/output of the stack."""
 
-    checkpoint_uri: str | None = None
-    """s3://bucket/prefix to which checkpoints are copied while the job runs."""
+    checkpoint_uri: str | None = Field(default=None, pattern=S3_URI)
+    """s3://bucket/prefix to which checkpoints are copied; None is OUTPUT_URI/NAME/checkpoints. Name it to resume."""
 
     subnets: tuple[str, ...] = ()
-    """Private subnets of the job."""
+    """Private subnets of the job; empty uses those of the stack."""
 
     security_groups: tuple[str, ...] = ()
-    """Security groups of the job."""
+    """Security groups of the job; empty uses those of the stack."""
 
     volume_gib: PositiveInt = 100
-    """Disk of each instance."""
+    """Disk of each instance; types with local NVMe disks have those instead."""
 
     max_run_s: PositiveInt = 400_000
     """Longest run time."""
@@ -168,17 +214,55 @@ class SageMakerLaunch(Config):
     """Whether to use managed Spot capacity."""
 
     max_wait_s: PositiveInt | None = None
-    """Longest time including the wait for Spot capacity."""
+    """Longest time including the wait for Spot capacity; None is one day more than max_run_s."""
+
+    retries: int = Field(default=1, ge=0, le=30)
+    """How often SageMaker starts the job again after an internal error of the service."""
+
+    warm_pool_s: int = Field(default=0, ge=0, le=3600)
+    """How long the instances are kept for the next job; 0 releases them at once."""
+
+    experiment: str | None = Field(default=None, max_length=120, pattern=EXPERIMENT)
+    """SageMaker experiment that the job belongs to; it must exist."""
+
+    trial: str | None = Field(default=None, max_length=120, pattern=EXPERIMENT)
+    """Trial of the experiment; it must exist."""
+
+    encrypt_traffic: bool = False
+    """Whether the traffic between the instances is encrypted; this costs speed."""
+
+    tags: dict[str, str] = Field(default_factory=dict)
+    """Further tags of the job."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SageMakerLaunch:
+        names = [one.name for one in self.channels]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two channels have the same name: {', '.join(names)}")
+        if bool(self.subnets) != bool(self.security_groups):
+            raise ValueError("subnets and security_groups belong together: set both or neither")
+        if self.max_wait_s is not None and not self.spot:
+            raise ValueError("max_wait_s belongs to spot: true")
+        if self.max_wait_s is not None and self.max_wait_s < self.max_run_s:
+            raise ValueError("max_wait_s includes the run time: it must be at least max_run_s")
+        if self.spot and self.warm_pool_s:
+            raise ValueError("SageMaker has no warm pools of Spot capacity: set spot or warm_pool_s")
+        if self.trial is not None and self.experiment is None:
+            raise ValueError("trial belongs to an experiment: set experiment, too")
+        return self
 
 
 class EksLaunch(Config):
-    """As a Kubeflow MPIJob on Amazon EKS."""
+    """On Amazon EKS: as a Kubeflow MPIJob, or with `min_nodes` as an Indexed Job."""
 
     on: Literal["eks"] = "eks"
     """Where to run."""
 
     nodes: PositiveInt = 1
     """Worker pods, one per node."""
+
+    min_nodes: PositiveInt | None = None
+    """The run continues while at least this many workers are left, as an Indexed Job; None requires all of them."""
 
     instance: str = "p4d.24xlarge"
     """Instance type of the workers."""

@@ -21,17 +21,25 @@ from maskfleet.errors import ConfigError
 from maskfleet.system.files import write_atomically
 
 DEFAULT_RECIPE = "scratch"
-RUN_FILE = "run.yaml"
+RUN_FILE, METRICS_FILE, CHECKPOINTS = "run.yaml", "metrics.jsonl", "checkpoints"  # of a run directory
 
 # TensorPack's and AWS Samples' presets allow any model.mask; the other recipes are named after what they train.
 _SWITCHABLE = {name for base in ("standard", "optimized") for name in (base, FASTER + base)}
 
-# What may change when a run resumes: paths, and how often it logs, evaluates and saves; not what it computes.
+# What may change when a run resumes: paths, how often it logs, evaluates and saves, and its length; not what it
+# computes. A name that ends with a dot is a section.
 _FREE_TO_CHANGE = (
     "data.root",
     "data.cache_dir",
+    "data.cache_gb",
     "data.num_workers",
+    "data.max_image_mpx",
+    "data.allow_outside",
     "train.log_every_steps",
+    "train.epochs",
+    "train.steps",
+    "train.patience",
+    "log.",
     "train.compile",
     "eval.",
     "checkpoint.",
@@ -65,8 +73,12 @@ def resolve(
     file: Path | None = None,
     sets: Sequence[str] = (),
     changes: Mapping[str, Any] | None = None,
+    sets_are: str = "--set",
 ) -> Resolved:
-    """The configuration of a run: the recipe, changed by the file, by `--set` in order, and by `changes`."""
+    """The configuration of a run: the recipe, changed by the file, by `--set` in order, and by `changes`.
+
+    Error messages call a set what the user does: `sets_are`.
+    """
     mapping = read_mapping(file) if file is not None else CommentedMap()
     launch = _launch_section(mapping, file)
     in_file = mapping.pop("recipe", None)
@@ -76,7 +88,7 @@ def resolve(
     origins["recipe"] = "--recipe" if recipe_name else f"{file}" if in_file is not None else "default"
     layers = (
         list(_file_assignments(mapping, file)),
-        [part for text in sets for part in _set_assignments(text)],
+        [part for text in sets for part in _set_assignments(text, sets_are)],
         [_checked(Assignment(path, _plain(value), "changes")) for path, value in (changes or {}).items()],
     )
     for layer in layers:
@@ -84,10 +96,8 @@ def resolve(
             _assign(data, assignment)
             origins[assignment.path] = assignment.origin
     config = _validated(data, origins)
-    if name not in _SWITCHABLE and config.model.mask == name.startswith(FASTER):
-        if recipe_name or in_file is not None:
-            raise _mask_switch(name, config.model.mask)
-        config = replaced(config, {"recipe": FASTER + name})  # the user did not name a recipe
+    if name not in _SWITCHABLE and config.model.mask == name.startswith(FASTER):  # the two differ in nothing else
+        config = replaced(config, {"recipe": name.removeprefix(FASTER) if config.model.mask else FASTER + name})
     return Resolved(config, launch, origins)
 
 
@@ -113,28 +123,50 @@ def load(path: Path) -> RunConfig:
 
 
 def write_run_file(run_dir: Path, config: RunConfig) -> Path:
-    """Write `config` to RUN_DIR/run.yaml; ConfigError if the directory belongs to another run.
+    """Write `config` to RUN_DIR/run.yaml; ConfigError if the directory belongs to another run."""
+    path = run_dir / RUN_FILE
+    refuse_another_run(run_dir, config)
+    if not path.exists() or differences(load(path), config):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, dump(config))
+    return path
+
+
+def refuse_another_run(run_dir: Path, config: RunConfig) -> None:
+    """Raise ConfigError if `run_dir` holds the results of another run than `config`.
+
+    A run that failed before its first step has none, so that the next one may take its place.
+    """
+    path = run_dir / RUN_FILE
+    if not path.exists() or not _has_results(run_dir):
+        return
+    changed = changes_of_run(load(path), config)
+    if changed:
+        raise ConfigError(
+            f"{run_dir} holds another run, which differs in\n{changed}",
+            remedy=f"choose another run directory, or continue that run with --config {path}",
+        )
+
+
+def changes_of_run(old: RunConfig, new: RunConfig) -> str:
+    """A line for each difference that makes `new` another run than `old`; empty if it is the same.
 
     The same run may resume with other paths, and log, evaluate and save at other intervals.
     """
-    path = run_dir / RUN_FILE
-    if path.exists():
-        changed = differences(load(path), config)
-        if not changed:
-            return path
-        lines = "\n".join(
-            f"    {name}: there {was!r}, here {now!r}"
-            for name, (was, now) in changed.items()
-            if not name.startswith(_FREE_TO_CHANGE) and was != ["auto"]  # auto is replaced by the sets in data.root
-        )
-        if lines:
-            raise ConfigError(
-                f"{run_dir} holds another run, which differs in\n{lines}",
-                remedy=f"choose another run directory, or continue that run with --config {path}",
-            )
-    run_dir.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, dump(config))
-    return path
+    return "\n".join(
+        f"    {name}: there {was!r}, here {now!r}"
+        for name, (was, now) in differences(old, new).items()
+        if not _is_free_to_change(name) and was != ["auto"]  # auto is replaced by the sets in data.root
+    )
+
+
+def _is_free_to_change(name: str) -> bool:
+    return any(name.startswith(free) if free.endswith(".") else name == free for free in _FREE_TO_CHANGE)
+
+
+def _has_results(run_dir: Path) -> bool:
+    metrics = run_dir / METRICS_FILE
+    return any((run_dir / CHECKPOINTS).glob("step-*.json")) or (metrics.exists() and metrics.stat().st_size > 0)
 
 
 def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
@@ -177,16 +209,16 @@ def _file_assignments(mapping: CommentedMap, file: Path | None, prefix: str = ""
             yield _checked(Assignment(path, plain(value), origin))
 
 
-def _set_assignments(text: str) -> list[Assignment]:
+def _set_assignments(text: str, origin: str) -> list[Assignment]:
     name, equals, value = text.partition("=")
     name = name.strip()
     if not equals or not name:
         raise ConfigError(
-            f"--set {text!r} has no value", remedy="write --set FIELD=VALUE, such as --set train.base_lr=0.01"
+            f"{origin} {text!r} has no value", remedy=f"write {origin} FIELD=VALUE, such as {origin} train.base_lr=0.01"
         )
     if name not in _FIELDS and is_legacy(name):
-        return [Assignment(path, parsed, "--set") for path, parsed in translate(name, value).items()]
-    return [_checked(Assignment(name, parse_value(value, where=f"--set {name}"), "--set"))]
+        return [Assignment(path, parsed, origin) for path, parsed in translate(name, value).items()]
+    return [_checked(Assignment(name, parse_value(value, where=f"{origin} {name}"), origin))]
 
 
 def _plain(value: Any) -> Any:
@@ -208,8 +240,36 @@ def _checked(assignment: Assignment) -> Assignment:
     return assignment
 
 
+# What other trainers call our fields.
+_OTHER_NAMES = {
+    "batch_size": "train.images_per_gpu",
+    "batch": "train.images_per_gpu",
+    "lr": "train.base_lr",
+    "lr0": "train.base_lr",
+    "learning_rate": "train.base_lr",
+    "epochs": "train.epochs",
+    "num_epochs": "train.epochs",
+    "max_epochs": "train.epochs",
+    "max_iter": "train.steps",
+    "max_steps": "train.steps",
+    "workers": "data.num_workers",
+    "num_workers": "data.num_workers",
+    "imgsz": "data.train_short_edge_px",
+    "img_size": "data.train_short_edge_px",
+    "image_size": "data.train_short_edge_px",
+    "num_classes": "model.num_categories",
+    "amp": "train.precision",
+    "fp16": "train.precision",
+    "seed": "train.seed",
+}
+
+
 def _unknown(path: str, origin: str) -> ConfigError:
-    near = nearest(path, _FIELDS)
+    if path.rpartition(".")[2].lower() in ("device", "devices"):
+        return ConfigError(
+            f"{origin}: there is no field {path}", remedy="choose it with --device, such as --device cpu; or --gpus N"
+        )
+    near = _OTHER_NAMES.get(path.rpartition(".")[2].lower()) or nearest(path, _FIELDS)
     return ConfigError(f"{origin}: there is no field {path}", remedy=f"did you mean {near}?" if near else _ALL_FIELDS)
 
 
@@ -266,14 +326,6 @@ def _field_path(location: Iterable[int | str]) -> str:
             break
         path = longer
     return path
-
-
-def _mask_switch(name: str, mask: bool) -> ConfigError:
-    other = name.removeprefix(FASTER) if mask else FASTER + name
-    return ConfigError(
-        f"recipe {name} needs model.mask={str(not mask).lower()}, but model.mask is {str(mask).lower()}",
-        remedy=f"use --recipe {other}",
-    )
 
 
 def _leaves(data: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,10 @@ from maskfleet.config.base import Config
 
 Share = Annotated[float, Field(ge=0, le=1)]
 BoxWeights = tuple[PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat]
-Blocks = tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt]
+# The limits are far above any network in use; a weights file decides how large a model is built.
+BlockCount = Annotated[int, Field(ge=1, le=256)]
+Blocks = tuple[BlockCount, BlockCount, BlockCount, BlockCount]
+Channels = Annotated[int, Field(ge=8, le=16_384, multiple_of=8)]
 
 R50_BLOCKS: Blocks = (3, 4, 6, 3)
 R101_BLOCKS: Blocks = (3, 4, 23, 3)
@@ -27,7 +30,7 @@ class BackboneConfig(Config):
     blocks: Blocks = R50_BLOCKS
     """Bottleneck blocks in each of the four groups: 3,4,6,3 is ResNet-50 and 3,4,23,3 is ResNet-101."""
 
-    stem_channels: int = Field(default=64, ge=8, multiple_of=8)
+    stem_channels: Channels = 64
     """Channels after the first convolution; the groups have 4, 8, 16 and 32 times as many. 64 is the usual ResNet."""
 
     norm: Literal["FreezeBN", "SyncBN", "GN", "None"] = "FreezeBN"
@@ -46,7 +49,7 @@ class BackboneConfig(Config):
     """Whether a group's stride sits in its first 1x1 convolution (Caffe and MSRA weights) instead of the 3x3 one."""
 
     weights: str | None = None
-    """ImageNet weights to start from (.npz, .pth or .safetensors), also looked for under data.root; None is random."""
+    """ImageNet weights to start from: a file, also looked for under data.root, or a published name; None is random."""
 
     @model_validator(mode="after")
     def _affine_needs_frozen_statistics(self) -> BackboneConfig:
@@ -58,7 +61,7 @@ class BackboneConfig(Config):
 class FpnConfig(Config):
     """The feature pyramid; read only when `model.architecture` is fpn."""
 
-    channels: int = Field(default=256, ge=8, multiple_of=8)
+    channels: Channels = 256
     """Channels of every pyramid level."""
 
     norm: Literal["None", "GN"] = "None"
@@ -86,7 +89,7 @@ class RpnConfig(Config):
     legacy_anchors: bool = False
     """Whether anchors are rounded and centred as before May 2019; weights of that time need it."""
 
-    head_channels: PositiveInt = 1024
+    head_channels: int = Field(default=1024, ge=1, le=16_384)
     """Channels of the proposal head without a pyramid (c4); with fpn it has as many as the pyramid."""
 
     positive_iou: Share = 0.7
@@ -153,10 +156,10 @@ class BoxHeadConfig(Config):
     kind: Literal["2fc", "4conv1fc", "4conv1fc_gn"] = "2fc"
     """Layers of the head with fpn: two fully connected, or four convolutions (with or without GN) and one."""
 
-    conv_channels: int = Field(default=256, ge=8, multiple_of=8)
+    conv_channels: Channels = 256
     """Channels of the head's convolutions (4conv1fc kinds)."""
 
-    fc_channels: PositiveInt = 1024
+    fc_channels: int = Field(default=1024, ge=1, le=65_536)
     """Width of the head's fully connected layers."""
 
     samples_per_image: PositiveInt = 512
@@ -198,7 +201,7 @@ class MaskHeadConfig(Config):
     kind: Literal["up4conv", "up4conv_gn"] = "up4conv"
     """Layers of the head with fpn: four convolutions and an upsampling, with or without GN."""
 
-    channels: int = Field(default=256, ge=8, multiple_of=8)
+    channels: Channels = 256
     """Channels of the head's convolutions."""
 
 
@@ -227,7 +230,7 @@ class ModelConfig(Config):
     cascade: bool = False
     """Whether a cascade of three heads refines the boxes (needs fpn)."""
 
-    num_categories: PositiveInt | None = None
+    num_categories: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Object classes without background; None takes them from the training data."""
 
     max_size_px: PositiveInt = 1333

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from maskfleet.config.base import Config
 from maskfleet.config.model import ModelConfig, Share
@@ -13,7 +21,11 @@ from maskfleet.config.model import ModelConfig, Share
 ImagesPerGpu = Annotated[int, Field(ge=1, le=256)]
 
 # Pairs of fields for one setting in two units: setting one clears the other.
-_PAIRS = (("train.step_schedule", "train.epoch_schedule"), ("train.images_per_epoch", "train.steps_per_epoch"))
+_PAIRS = (
+    ("train.step_schedule", "train.epoch_schedule"),
+    ("train.images_per_epoch", "train.steps_per_epoch"),
+    ("train.epochs", "train.steps"),
+)
 ALTERNATIVES = {one: other for pair in _PAIRS for one, other in (pair, pair[::-1])}
 
 
@@ -36,7 +48,7 @@ class DataConfig(Config):
     """The data sets, and how their images are prepared."""
 
     root: str = "data"
-    """Folder with annotations/ and the image folders."""
+    """Folder with annotations/ and the image folders or shards, or s3://bucket/prefix."""
 
     train: tuple[str | SplitConfig, ...] = ("train2017",)
     """Training sets, joined: names of splits under `data.root`, or two paths each; auto finds them in `data.root`."""
@@ -45,7 +57,7 @@ class DataConfig(Config):
     """Validation sets, each evaluated separately; auto finds them in `data.root`; empty for none."""
 
     train_short_edge_px: tuple[PositiveInt, PositiveInt] = (800, 800)
-    """Smallest and largest short side in training; each image gets a random one in this range."""
+    """Smallest and largest short side in training; each image gets a random one in this range. One number is both."""
 
     test_short_edge_px: PositiveInt = 800
     """Short side in evaluation and prediction."""
@@ -71,8 +83,22 @@ class DataConfig(Config):
     on_bad: Literal["error", "skip"] = "error"
     """How to treat broken images or annotations: list them and stop before training, or leave them out."""
 
+    max_image_mpx: PositiveFloat = 179.0
+    """Largest image in million pixels; a larger one is an error before it is decoded, since it may fill the memory."""
+
+    allow_outside: bool = False
+    """Whether file names in the annotations may lead out of the image folder, by an absolute path or `..`."""
+
     cache_dir: str | None = None
-    """Folder for the annotation store; None is next to the annotations, or the user's cache if that is read-only."""
+    """Folder for annotation stores and data from S3; None is next to the annotations, or the user's cache."""
+
+    cache_gb: NonNegativeFloat = 20.0
+    """Largest size of the local cache of images from S3, shared by all ranks of a host; 0 for none."""
+
+    @field_validator("train_short_edge_px", mode="before")
+    @classmethod
+    def _one_number_is_both(cls, value: Any) -> Any:
+        return (value, value) if isinstance(value, int) else value
 
     @model_validator(mode="after")
     def _ranges_in_order(self) -> DataConfig:
@@ -91,8 +117,8 @@ class TrainConfig(Config):
     seed: NonNegativeInt = 1234
     """Seed of initial weights, data order, augmentation and sampling."""
 
-    images_per_gpu: ImagesPerGpu = 1
-    """Images in one forward and backward pass of one rank."""
+    images_per_gpu: Literal["auto"] | ImagesPerGpu = 1
+    """Images in one step of one rank; auto: the fewest within 3 % of the best speed, measured, 2 on the CPU."""
 
     accumulate_to_images: PositiveInt = 1
     """Gradients are accumulated over steps until an update has at least this many images."""
@@ -109,11 +135,23 @@ class TrainConfig(Config):
     warmup_init_lr: float = Field(default=1e-5, ge=0)
     """Start of the warm-up: the first step's rate is this times 8 / base_lr_images, for any batch size."""
 
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """SGD with momentum, or AdamW, whose `base_lr` is much smaller (1e-4) and `weight_decay` larger (0.05)."""
+
     momentum: float = Field(default=0.9, ge=0, lt=1)
-    """Momentum of SGD."""
+    """Momentum of SGD; of AdamW the decay of the gradient's mean."""
 
     weight_decay: float = Field(default=1e-4, ge=0)
     """Weight decay of convolution and fully connected kernels; biases and norms have none."""
+
+    epochs: PositiveFloat | None = None
+    """Length of training in epochs; the drops of the schedule move in proportion. None: as the schedule says."""
+
+    steps: PositiveInt | None = None
+    """Length of training in steps, instead of `epochs`."""
+
+    decay: Literal["steps", "cosine"] = "steps"
+    """How the learning rate falls: at the steps of the schedule, or along half a cosine wave to 0 at its end."""
 
     step_schedule: tuple[PositiveInt, ...] | None = (120_000, 160_000, 180_000)
     """Steps of 8 images after which the rate drops tenfold; the last one ends training."""
@@ -134,10 +172,13 @@ class TrainConfig(Config):
     """Precision of the forward and backward pass; auto is bf16 on GPUs that support it, else fp32."""
 
     compile: Literal["auto"] | bool = "auto"
-    """Whether the step is compiled; auto compiles on a GPU, unless data.buckets is none."""
+    """Whether the step is compiled before the first one; auto compiles on a GPU while the run trains, if it pays."""
+
+    exchange_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Format in which ranks send each other gradients; bf16 halves the traffic and rounds them to 3 digits."""
 
     weights: str | None = None
-    """Detector to start from, not to resume: a run directory, .npz, .pth or .safetensors file."""
+    """Detector to start from, not to resume: a run directory, a weights file, or a name of `maskfleet weights list`."""
 
     ema_decay: float | None = Field(default=None, gt=0, lt=1)
     """Decay of an exponential moving average of the weights, which is evaluated and saved; None for off."""
@@ -148,8 +189,23 @@ class TrainConfig(Config):
     target_mask_ap: Share | None = None
     """Stop early once mask AP on the first validation set reaches this (and the box target too, if given)."""
 
+    patience: PositiveInt | None = None
+    """Stop early after this many evaluations in a row without a better AP; None for off."""
+
+    join_timeout_s: PositiveFloat = 600.0
+    """Seconds that the ranks of a run wait for each other to start."""
+
+    peer_timeout_s: PositiveFloat = 300.0
+    """Seconds after which a rank that no longer responds ends the run; before the first step it is half an hour."""
+
     log_every_steps: PositiveInt = 20
     """Steps between two log lines of metrics; in between nothing is read back from the GPU."""
+
+    @property
+    def batch_size(self) -> int:
+        """`images_per_gpu`, once a run has replaced auto by a number."""
+        assert self.images_per_gpu != "auto"
+        return self.images_per_gpu
 
     @model_validator(mode="after")
     def _one_schedule(self) -> TrainConfig:
@@ -158,6 +214,8 @@ class TrainConfig(Config):
             raise ValueError(f"give the schedule in one unit, step_schedule or epoch_schedule: {both}")
         if self.images_per_epoch is not None and self.steps_per_epoch is not None:
             raise ValueError("images_per_epoch and steps_per_epoch both set the length of an epoch; set only one")
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError("epochs and steps both set the length of training; set only one")
         if self.step_schedule is not None and not _rising(self.step_schedule):
             raise ValueError(f"step_schedule {list(self.step_schedule)} must be in ascending order")
         if self.epoch_schedule is not None and self.epoch_schedule != "auto":
@@ -175,8 +233,14 @@ class EvalConfig(Config):
     every_epochs: NonNegativeInt = 1
     """Epochs between two evaluations; 0 for none, not even at the end."""
 
-    images_per_gpu: ImagesPerGpu = 1
-    """Images in one forward pass of one rank."""
+    images_per_gpu: Literal["auto"] | ImagesPerGpu = "auto"
+    """Images in one forward pass of one rank; auto is 1 on the CPU, on a GPU up to 16, depending on its memory."""
+
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Precision of detection; auto is bf16 on GPUs that support it, else fp32."""
+
+    compile: Literal["auto"] | bool = "auto"
+    """Whether detection on a GPU is compiled; auto compiles if the images are enough for that to save time."""
 
     accurate_paste: bool = True
     """Whether masks are pasted into the image by exact interpolation instead of a rounded resize."""
@@ -204,6 +268,19 @@ class CheckpointConfig(Config):
     """Whether the checkpoint with the best AP so far is also kept."""
 
 
+class LogConfig(Config):
+    """What the log shows, and who else gets the metrics."""
+
+    all_metrics: bool = False
+    """Whether a log line has every metric, as SageMaker's definitions need, instead of losses, speed and time left."""
+
+    wandb: str | None = Field(default=None, min_length=1)
+    """Project in Weights & Biases that gets the metrics too; None for off. Needs the extra `wandb`."""
+
+    mlflow: str | None = Field(default=None, min_length=1)
+    """Experiment in MLflow that gets the metrics too; None for off. Needs the extra `mlflow`."""
+
+
 class RunConfig(Config):
     """One training run."""
 
@@ -224,6 +301,9 @@ class RunConfig(Config):
 
     checkpoint: CheckpointConfig = CheckpointConfig()
     """The checkpoints."""
+
+    log: LogConfig = LogConfig()
+    """The log."""
 
     @model_validator(mode="after")
     def _mask_parts_agree(self) -> RunConfig:

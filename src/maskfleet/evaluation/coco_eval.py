@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import hotcoco
 import numpy as np
@@ -61,6 +61,25 @@ class CocoScores:
     per_class: tuple[ClassScore, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CocoTruth:
+    """Ground truth as hotcoco holds it."""
+
+    coco: Any  # hotcoco.COCO
+    dataset: dict[str, Any]  # the checked annotations; their ids count from 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CocoPair:
+    """Ground truth and results as hotcoco holds them."""
+
+    truth: Any  # hotcoco.COCO
+    results: Any  # hotcoco.COCO
+    dataset: dict[str, Any]  # the checked annotations; their ids count from 1
+    detections: Sequence[Mapping[str, Any]]  # the results; hotcoco numbers them from 1
+
+
+MAX_SIDE_PX = 1 << 20
 METRIC_FIELDS = {
     "IoU=0.5:0.95": "ap",
     "IoU=0.5": "ap50",
@@ -72,24 +91,45 @@ METRIC_FIELDS = {
 
 
 def evaluate_detections(
-    annotations: Path | Mapping[str, Any],
+    annotations: Path | Mapping[str, Any] | CocoTruth,
     results: Sequence[Mapping[str, Any]] | Path,
     *,
     kinds: Sequence[Kind] = ("bbox", "segm"),
     max_detections: int = 100,
+    check_results: bool = True,
 ) -> dict[str, CocoScores]:
     """Score `results`, a COCO result list, against `annotations`, a COCO annotation file, for each of `kinds`.
 
-    Every image of the annotations counts, with or without objects or results.
+    Every image of the annotations counts, with or without objects or results. `check_results` False skips checks that
+    take longer than the scores; only for results that maskfleet computed in this process.
     """
     assert max_detections >= 1
-    assert set(kinds) <= {"bbox", "segm"}
+    pair = loaded_pair(annotations, results, kinds=kinds, check_results=check_results)
+    return {kind: scores_of(pair, kind, max_detections) for kind in kinds}
+
+
+def loaded_truth(annotations: Path | Mapping[str, Any], *, kinds: Sequence[Kind]) -> CocoTruth:
+    """`annotations` checked, and loaded into hotcoco."""
     truth = _read_json(annotations) if isinstance(annotations, Path) else annotations
-    detections = _read_json(results) if isinstance(results, Path) else results
     dataset = _checked_truth(truth, kinds)
-    coco_truth = hotcoco.COCO(dataset)
-    coco_results = coco_truth.load_res(_checked_results(detections, dataset, kinds))
-    return {kind: _scores(coco_truth, coco_results, kind, max_detections, dataset) for kind in kinds}
+    return CocoTruth(hotcoco.COCO(dataset), dataset)
+
+
+def loaded_pair(
+    annotations: Path | Mapping[str, Any] | CocoTruth,
+    results: Sequence[Mapping[str, Any]] | Path,
+    *,
+    kinds: Sequence[Kind],
+    check_results: bool = True,
+) -> CocoPair:
+    """`annotations` and `results` checked, and loaded into hotcoco; annotations and results are numbered from 1."""
+    assert set(kinds) <= {"bbox", "segm"}
+    detections = _read_json(results) if isinstance(results, Path) else results
+    truth = annotations if isinstance(annotations, CocoTruth) else loaded_truth(annotations, kinds=kinds)
+    if check_results:
+        detections = _checked_results(detections, truth.dataset, kinds)
+    coco_results = truth.coco.load_res(cast("list[dict[str, Any]]", detections))
+    return CocoPair(truth.coco, coco_results, truth.dataset, detections)
 
 
 def metric_names(scores: Mapping[str, CocoScores]) -> dict[str, float]:
@@ -101,8 +141,14 @@ def metric_names(scores: Mapping[str, CocoScores]) -> dict[str, float]:
     }
 
 
-def _scores(truth: Any, results: Any, kind: Kind, max_detections: int, dataset: Mapping[str, Any]) -> CocoScores:
-    evaluation = hotcoco.COCOeval(truth, results, kind)
+def scores_from(fields: Mapping[str, Any]) -> CocoScores:
+    """The scores whose `asdict` is `fields`."""
+    return CocoScores(**{**fields, "per_class": tuple(ClassScore(**one) for one in fields["per_class"])})
+
+
+def scores_of(pair: CocoPair, kind: Kind, max_detections: int = 100) -> CocoScores:
+    """COCO's twelve values and AP by class."""
+    evaluation = hotcoco.COCOeval(pair.truth, pair.results, kind)
     limits = [min(1, max_detections), min(10, max_detections), max_detections]
     evaluation.params.max_dets = limits
     evaluation.evaluate()
@@ -124,7 +170,7 @@ def _scores(truth: Any, results: Any, kind: Kind, max_detections: int, dataset: 
         ar_small=_mean(recall[:, :, SMALL, -1]),
         ar_medium=_mean(recall[:, :, MEDIUM, -1]),
         ar_large=_mean(recall[:, :, LARGE, -1]),
-        per_class=_class_scores(precision, evaluation.params.cat_ids, dataset),
+        per_class=_class_scores(precision, evaluation.params.cat_ids, pair.dataset),
     )
 
 
@@ -158,7 +204,7 @@ def _read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}", remedy="check the path of the file") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}", remedy="write or download the file again") from error
 
 
@@ -168,12 +214,13 @@ def _checked_truth(truth: Mapping[str, Any], kinds: Sequence[Kind]) -> dict[str,
     Scores do not depend on annotation ids, but COCO tools misread files with an id of 0 or with duplicate ids.
     """
     remedy = "fix the annotation file; maskfleet data inspect lists its problems"
-    if not isinstance(truth, Mapping) or not all(
-        isinstance(truth.get(key), list) for key in ("images", "categories", "annotations")
-    ):
+    keys = ("images", "categories", "annotations")
+    if not isinstance(truth, Mapping) or not all(isinstance(truth.get(key), list) for key in keys):
         raise DataError("the annotations lack images, categories or annotations", remedy=remedy)
+    if not all(isinstance(record, Mapping) for key in keys for record in truth[key]):
+        raise DataError("an image, category or annotation is not a JSON object", remedy=remedy)
     images = [
-        {"id": _whole(image, "id"), "height": image.get("height", 0), "width": image.get("width", 0)}
+        {"id": _whole(image, "id"), "height": _side(image, "height"), "width": _side(image, "width")}
         for image in truth["images"]
     ]
     categories = [
@@ -187,7 +234,7 @@ def _checked_truth(truth: Mapping[str, Any], kinds: Sequence[Kind]) -> dict[str,
     annotations = []
     for index, annotation in enumerate(truth["annotations"], start=1):
         name = f"annotation {annotation.get('id', index)}"
-        if annotation.get("image_id") not in image_ids or annotation.get("category_id") not in category_ids:
+        if _whole(annotation, "image_id") not in image_ids or _whole(annotation, "category_id") not in category_ids:
             raise DataError(f"{name} refers to an image or category that the file does not list", remedy=remedy)
         annotations.append(_plain_annotation(index, annotation, name=name, remedy=remedy))
     dataset = {"images": images, "categories": categories, "annotations": annotations}
@@ -200,13 +247,16 @@ def _plain_annotation(new_id: int, annotation: Mapping[str, Any], *, name: str, 
     box = annotation.get("bbox")
     if not isinstance(box, (list, tuple)) or len(box) != 4 or not all(_is_finite(side) for side in box):
         raise DataError(f"{name} has no bbox of four numbers", remedy=remedy)
+    area = annotation.get("area", box[2] * box[3])
+    if not _is_finite(area):
+        raise DataError(f"{name} has an area that is not a number", remedy=remedy)
     plain = {
         "id": new_id,
-        "image_id": annotation["image_id"],
-        "category_id": annotation["category_id"],
+        "image_id": _whole(annotation, "image_id"),
+        "category_id": _whole(annotation, "category_id"),
         "bbox": box,
-        "area": annotation.get("area", box[2] * box[3]),
-        "iscrowd": int(annotation.get("iscrowd", 0)),
+        "area": area,
+        "iscrowd": 1 if annotation.get("iscrowd") else 0,
     }
     if "segmentation" in annotation:
         plain["segmentation"] = annotation["segmentation"]
@@ -248,12 +298,22 @@ def _check_listed(field: str, results: Sequence[Mapping[str, Any]], known: set[i
 
 
 def _whole(record: Mapping[str, Any], field: str) -> int:
-    value = record.get(field)
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+    value: Any = record.get(field)
+    if isinstance(value, float) and value.is_integer():  # some tools write 3.0; the annotation store reads it too
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not -(2**63) < int(value) < 2**63:
         raise DataError(
             f"{field} is {value!r}, not a whole number, in {_shown(record)}", remedy=f"write {field} as a whole number"
         )
     return int(value)
+
+
+def _side(image: Mapping[str, Any], field: str) -> int:
+    """Width or height in pixels; 0 if it is not given."""
+    side = _whole(image, field) if field in image else 0
+    if not 0 <= side <= MAX_SIDE_PX:
+        raise DataError(f"{field} is {side} in {_shown(image)}", remedy=f"write {field} as a number of pixels")
+    return side
 
 
 def _numbers(
@@ -296,7 +356,10 @@ def _check_masks(
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    try:
+        return isinstance(value, (int, float)) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
 
 
 def _shown(record: Mapping[str, Any]) -> str:

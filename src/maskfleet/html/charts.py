@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -63,7 +63,7 @@ class _Plot:
 
 
 def histogram(
-    counts: Sequence[int],
+    counts: Sequence[int] | Mapping[str, Sequence[int]],
     *,
     title: str,
     x_label: str,
@@ -72,18 +72,29 @@ def histogram(
     x_ticks: Sequence[tuple[float, str]],
     bands: Sequence[Band] = (),
 ) -> Markup:
-    """Vertical bars side by side. `x_ticks` are (position in bins, text); a bar's tooltip is its bin name and count."""
-    y_values = axis_from_zero(max(counts, default=0))
-    plot = _Plot((0, max(len(counts), 1)), (0, y_values[-1]))
+    """Vertical bars side by side; counts by name are stacked, the first at the bottom, in the colours of the parts.
+
+    `x_ticks` are (position in bins, text); a bar's tooltip is its bin name and its counts.
+    """
+    parts_of = counts if isinstance(counts, Mapping) else {"": counts}
+    stacks = list(zip(*parts_of.values(), strict=True))
+    y_values = axis_from_zero(max(map(sum, stacks), default=0))
+    plot = _Plot((0, max(len(stacks), 1)), (0, y_values[-1]))
     gap = min(1.0, (plot.x(1) - plot.x(0)) * 0.08)
     parts = [_band(plot, band) for band in bands]
     parts += _y_axis(plot, y_values)
-    for index, (count, name) in enumerate(zip(counts, bin_names, strict=True)):
-        top = min(plot.y(count), plot.bottom - 1) if count else plot.bottom  # a count of one stays visible
-        bar = _rect("bar", plot.x(index) + gap, top, plot.x(index + 1) - gap, plot.bottom)
+    for index, (stack, name) in enumerate(zip(stacks, bin_names, strict=True)):
+        bars, bottom, total = [], plot.bottom, 0
+        for number, count in enumerate(stack):
+            total += count
+            top = min(plot.y(total), bottom - 1) if count else bottom  # a count of one stays visible
+            kind = "bar" if len(stack) == 1 else f"part{number}"
+            bars.append(_rect(kind, plot.x(index) + gap, top, plot.x(index + 1) - gap, bottom))
+            bottom = top
         # the whole column shows the tooltip, so that small bars can be pointed at
         column = _rect("hit", plot.x(index), plot.top, plot.x(index + 1), plot.bottom)
-        parts.append(Markup("<g><title>{}: {:,}</title>{}{}</g>").format(name, count, column, bar))
+        told = ", ".join(f"{count:,} {part}".strip() for part, count in zip(parts_of, stack, strict=True))
+        parts.append(Markup("<g><title>{}: {}</title>{}{}</g>").format(name, told, column, Markup("").join(bars)))
     parts += _x_axis(plot, x_ticks)
     parts += _axis_labels(plot, HEIGHT, x_label, y_label)
     return _svg(HEIGHT, title, parts)
@@ -124,24 +135,35 @@ def line_chart(
     y_text: Callable[[float], str] | None = None,
 ) -> Markup:
     """A figure of all `series` on shared axes, with a legend for two lines or more; empty if there are no points."""
-    finite = [[point for point in one.points if math.isfinite(point[1])] for one in series]
-    series = [replace(one, points=thinned(points)) for one, points in zip(series, finite, strict=True) if points]
+    series = with_points(series)
     if not series:
         return Markup("")
     plot = _plot_of(series)
     text = y_text or tick_text
-    parts = _y_axis(plot, ticks(*plot.y_range), text)
-    x_values = ticks(*plot.x_range, count=6)
-    parts += [_line("axis", plot.x(value), plot.bottom, plot.x(value), plot.bottom + 4) for value in x_values]
-    parts += _x_axis(plot, [(value, tick_text(value)) for value in x_values])
-    parts.append(_line("axis", plot.left, plot.bottom, plot.right, plot.bottom))
-    parts += _axis_labels(plot, HEIGHT, x_label)
-    parts += [_polyline(plot, index, one) for index, one in enumerate(series)]
+    parts = line_parts(series, x_label=x_label, y_text=text)
     parts.append(Markup('<line class="cursor" x1="0" x2="0" y1="{}" y2="{}" visibility="hidden"/>').format(TOP, BOTTOM))
     return Markup(
         '<figure class="line-chart" data-chart="{}"><figcaption>{}</figcaption>{}'
         '<div class="plot">{}<div class="tip" hidden></div></div></figure>'
     ).format(_tooltip_data(plot, series, x_label, text), title, _legend(series), _svg(HEIGHT, title, parts))
+
+
+def with_points(series: Sequence[Series]) -> list[Series]:
+    """The lines that have finite points, each with no more points than are visible."""
+    finite = [[point for point in one.points if math.isfinite(point[1])] for one in series]
+    return [replace(one, points=thinned(points)) for one, points in zip(series, finite, strict=True) if points]
+
+
+def line_parts(series: Sequence[Series], *, x_label: str, y_text: Callable[[float], str]) -> list[Markup]:
+    """SVG elements of the axes and of all lines, in a drawing of WIDTH x HEIGHT."""
+    plot = _plot_of(series)
+    parts = _y_axis(plot, ticks(*plot.y_range), y_text)
+    x_values = ticks(*plot.x_range, count=6)
+    parts += [_line("axis", plot.x(value), plot.bottom, plot.x(value), plot.bottom + 4) for value in x_values]
+    parts += _x_axis(plot, [(value, tick_text(value)) for value in x_values])
+    parts.append(_line("axis", plot.left, plot.bottom, plot.right, plot.bottom))
+    parts += _axis_labels(plot, HEIGHT, x_label)
+    return parts + [_polyline(plot, index, one) for index, one in enumerate(series)]
 
 
 def bar(value: float, largest: float, *, label: str) -> Markup:
@@ -153,15 +175,17 @@ def bar(value: float, largest: float, *, label: str) -> Markup:
     ).format(label, max(share, 0.6) if value else 0)
 
 
-def stacked_bar(parts: Sequence[tuple[str, int]], *, title: str) -> Markup:
+def stacked_bar(
+    parts: Sequence[tuple[str, float]], *, title: str, text: Callable[[float], str] = "{:,}".format
+) -> Markup:
     """One horizontal bar divided into named parts; the page writes their numbers beside it."""
     total = sum(count for _, count in parts) or 1
     shapes, left = [], 0.0
     for number, (name, count) in enumerate(parts):
         width = 100 * count / total
         shapes.append(
-            Markup('<rect class="part{}" x="{:.2f}" width="{:.2f}" height="10"><title>{}: {:,}</title></rect>').format(
-                number, left, width, name, count
+            Markup('<rect class="part{}" x="{:.2f}" width="{:.2f}" height="10"><title>{}: {}</title></rect>').format(
+                number, left, width, name, text(count)
             )
         )
         left += width

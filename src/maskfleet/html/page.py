@@ -8,6 +8,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from maskfleet import __version__
+from maskfleet.log import count_text
 
 FOLDER = Path(__file__).parent
 
@@ -21,7 +22,7 @@ def render(template: Path, *, made_by: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"comma": "{:,}".format, "percent": _percent}
+    environment.filters |= {"comma": "{:,}".format, "percent": _percent, "count": count_text}
     return environment.get_template(template.name).render(made_by=made_by, version=__version__, **values)
 
 

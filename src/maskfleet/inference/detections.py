@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskfleet.batch import Detections
-from maskfleet.ops.paste import Window, paste_mask_window, paste_mask_window_fast
+from maskfleet.ops.paste import Window, paste_mask_window_fast, paste_mask_windows
 from maskfleet.rle import Rle, encode_window
 
 Categories = Sequence[tuple[int, str]]  # (id, name) by label, which counts from 1
@@ -88,19 +88,51 @@ class ImageDetections:
 
     def _windows(self) -> Iterator[Window]:
         assert self.mask_probabilities is not None
-        paste = paste_mask_window if self.accurate_paste else paste_mask_window_fast
-        return (paste(*pair, *self.image_size) for pair in zip(self.mask_probabilities, self.boxes, strict=True))
+        if self.accurate_paste:
+            return paste_mask_windows(self.mask_probabilities, self.boxes, *self.image_size)
+        pairs = zip(self.mask_probabilities, self.boxes, strict=True)
+        return (paste_mask_window_fast(*pair, *self.image_size) for pair in pairs)
 
     def to_coco(self, image_id: int) -> list[Result]:
         """COCO results, rounded as TensorPack rounds them: boxes to 4 decimals and, as xywh, to 3; scores to 4."""
-        results: list[Result] = []
-        for box, score, label in zip(self.boxes.tolist(), self.scores.tolist(), self.labels.tolist(), strict=True):
-            assert 1 <= label <= len(self.categories), f"label {label} is padding or beyond the categories"
-            result: Result = {"image_id": int(image_id), "category_id": int(self.categories[label - 1][0])}
-            results.append(result | {"bbox": _rounded_xywh(box), "score": round(score, 4)})
-        if self.rle is not None:
-            for result, rle in zip(results, self.rle, strict=True):
-                result["segmentation"] = rle
+        return self.columns(image_id).results()
+
+    def columns(self, image_id: int) -> ResultColumns:
+        """What `to_coco` returns, in a form that is quick to send to another process."""
+        labels = self.labels.tolist()
+        wrong = [label for label in labels if not 1 <= label <= len(self.categories)]
+        assert not wrong, f"label {wrong[0]} is padding or beyond the categories"
+        return ResultColumns(
+            image_id=int(image_id),
+            image_size=(int(self.image_size[0]), int(self.image_size[1])),
+            category_ids=tuple(int(self.categories[label - 1][0]) for label in labels),
+            boxes_xywh=tuple(value for box in self.boxes.tolist() for value in _rounded_xywh(box)),
+            scores=tuple(round(score, 4) for score in self.scores.tolist()),
+            counts=None if self.rle is None else tuple(rle["counts"] for rle in self.rle),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ResultColumns:
+    """The COCO results of one image, field by field."""
+
+    image_id: int
+    image_size: tuple[int, int]  # (height, width)
+    category_ids: tuple[int, ...]  # [N]
+    boxes_xywh: tuple[float, ...]  # [4 N]
+    scores: tuple[float, ...]  # [N]
+    counts: tuple[str, ...] | None  # [N] compressed run lengths of the masks; None if the model has no mask head
+
+    def results(self) -> list[Result]:
+        """COCO results, in the order of the detections."""
+        boxes = zip(*[iter(self.boxes_xywh)] * 4, strict=True)
+        results: list[Result] = [
+            {"image_id": self.image_id, "category_id": category_id, "bbox": list(box), "score": score}
+            for category_id, box, score in zip(self.category_ids, boxes, self.scores, strict=True)
+        ]
+        if self.counts is not None:
+            for result, counts in zip(results, self.counts, strict=True):
+                result["segmentation"] = {"size": list(self.image_size), "counts": counts}
         return results
 
 

@@ -1,10 +1,20 @@
-"""The device a process computes on."""
+"""The device a process computes on, and where code compiled for it is kept."""
 
 from __future__ import annotations
+
+from collections.abc import MutableMapping
 
 import torch
 
 from maskfleet.errors import ConfigError, TrainingError
+from maskfleet.system.files import cache_folder
+
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def keep_compiled_code(env: MutableMapping[str, str]) -> None:
+    """Store compiled kernels for later processes, in the user's cache unless the environment names a folder."""
+    env.setdefault(CACHE_VARIABLE, str(cache_folder("compiled", env)))
 
 
 def local_device(local_rank: int = 0) -> torch.device:
@@ -33,4 +43,5 @@ def chosen_device(device: str | torch.device | None) -> torch.device:
             f"there is no device {str(device)!r} on this machine, which has {', '.join(usable)}",
             remedy="give one of these, or leave it out; `maskfleet doctor` shows the GPUs",
         )
-    return torch.device(device)
+    chosen = torch.device(device)
+    return chosen if chosen.type == "cpu" else local_device(chosen.index or 0)  # kernels start on the current GPU

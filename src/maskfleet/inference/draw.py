@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import cv2
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from maskfleet import viz
 from maskfleet.data.pipeline.decode import read_image
 from maskfleet.data.store.annotations import AnnotationStore, clean_instances
+from maskfleet.errors import DataError
 from maskfleet.inference.detections import Categories
-from maskfleet.rle import rle_pixels
+from maskfleet.rle import RleError, rle_pixels
 
 Picture = NDArray[np.uint8]
 Scalar = TypeVar("Scalar", np.uint8, np.bool_)
@@ -42,16 +43,31 @@ def drawn_detections(picture: Picture, results: Sequence[dict[str, Any]], catego
 def drawn_truth(store: AnnotationStore, index: int) -> Picture:
     """Image `index` of `store` with its annotations drawn on it; small images are enlarged."""
     record = store.image(index)
-    picture = read_image(record.path, image_id=record.id)
+    picture = read_image(record.path, image_id=record.id, max_mpx=record.max_mpx)
     factor = _enlargement(picture)
     objects = clean_instances(store.instances(index)).objects
     masks = []
     for number in range(len(objects)):
         rle = objects.rle(number)
-        mask = rle_pixels(rle) if rle is not None else _filled(objects.polygons(number), picture.shape[:2])
+        if rle is None:
+            mask = _filled(objects.polygons(number), picture.shape[:2])
+        else:
+            mask = _decoded(rle, picture.shape[:2], f"annotation {objects.ids[number]} of image {record.id}")
         masks.append(_enlarged(mask, factor))
     names = [category.name for category in store.categories]
     return viz.draw(_enlarged(picture, factor), factor * objects.boxes, objects.labels, masks=masks, names=names)
+
+
+def _decoded(rle: Mapping[str, Any], hw: tuple[int, ...], named: str) -> NDArray[np.bool_]:
+    """The pixels of a mask of an image of size `hw`."""
+    try:
+        if tuple(rle["size"]) != hw:
+            raise RleError(f"its size is {rle['size']}, that of the image {list(hw)}")
+        return rle_pixels(rle)
+    except RleError as error:
+        raise DataError(
+            f"the mask of {named} is broken: {error}", remedy="fix the annotation; maskfleet data inspect lists all"
+        ) from None
 
 
 def _enlargement(picture: Picture) -> int:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from maskfleet.data.files.stored import StoredFile
 from maskfleet.data.pipeline.decode import read_image
 from maskfleet.errors import DataError
 
@@ -18,17 +19,23 @@ class PilImage(Protocol):
     def convert(self, mode: str) -> Any: ...
 
 
-ImageInput = str | Path | NDArray[np.uint8] | PilImage
-"""A path, an RGB array [height, width, 3] of uint8, or a PIL image."""
+ImageInput = str | Path | StoredFile | NDArray[np.uint8] | PilImage
+"""A path, a file of a data set, an RGB array [height, width, 3] of uint8, or a PIL image."""
 
 
-def bgr_pixels(image: ImageInput) -> NDArray[np.uint8]:
-    """`image` as [H, W, 3] uint8 BGR; arrays are taken to be RGB, PIL images are converted from any mode."""
+def bgr_pixels(image: ImageInput, *, max_mpx: float) -> NDArray[np.uint8]:
+    """`image` as [H, W, 3] uint8 BGR; arrays are taken to be RGB, PIL images are converted from any mode.
+
+    A file is turned upright as its EXIF data say: people look at the result, and no annotations refer to its pixels as
+    they are stored. A file of more than `max_mpx` million pixels is not decoded.
+    """
+    if isinstance(image, StoredFile):
+        return read_image(image, max_mpx=max_mpx, upright=True)
     if isinstance(image, (str, Path)):
         path = Path(image).expanduser()
         if not path.is_file():
             raise DataError(f"there is no image {path}", remedy="check the path")
-        return read_image(path)
+        return read_image(path, max_mpx=max_mpx, upright=True)
     pixels = np.asarray(image.convert("RGB") if hasattr(image, "convert") else image)
     if pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
         raise DataError(

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskfleet.config.load import RUN_FILE
+from maskfleet.data.files.stored import ImagePath
 from maskfleet.data.store.dataset import open_stores
 from maskfleet.errors import DataError, TrainingError
 from maskfleet.inference.detector import Detector
@@ -33,7 +34,7 @@ def newest_run(folder: Path) -> Path:
     return max(saved, key=lambda path: path.stat().st_mtime_ns).parent.parent
 
 
-def validation_images(detector: Detector, count: int, *, seed: int | None = None) -> list[Path]:
+def validation_images(detector: Detector, count: int, *, seed: int | None = None) -> list[ImagePath]:
     """Up to `count` random images of the run's first validation set."""
     splits = detector.run.data.val[:1]
     if not splits:

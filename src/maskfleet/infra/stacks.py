@@ -17,6 +17,8 @@ DATA = {
     "aws_s3_object",
     "aws_backup_vault",
 }
+# Never deleted by `down`: AWS deletes empty buckets only, and would leave a full one without its protection.
+BUCKETS = {"aws_s3_bucket"}
 # Policies that protect data; one is kept if everything that it depends on is kept.
 GUARDS = {
     "aws_efs_file_system_policy",

@@ -26,6 +26,7 @@ class WorkFolder:
         self.logs = path / "logs"
         self.states = path / "state"
         self.kubeconfig = path / "kubeconfig"
+        self.existing = path / "cluster.json"
 
     def copy_of(self, name: str) -> Path:
         """The copy of a file or folder of ours, such as `terraform/eks/aws`."""

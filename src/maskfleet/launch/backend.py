@@ -6,12 +6,13 @@ Adding a target takes its folder with a backend.py, a class in config/launch.py 
 from __future__ import annotations
 
 import pkgutil
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from maskfleet.config.launch import LAUNCH_CLASSES, AnyLaunch
 from maskfleet.config.run import RunConfig
@@ -26,7 +27,10 @@ BACKENDS = {
     "local": "maskfleet.launch.local.backend:LocalBackend",
     "ssh": "maskfleet.launch.ssh.backend:SshBackend",
     "eks": "maskfleet.launch.eks.backend:EksBackend",
+    "sagemaker": "maskfleet.launch.sagemaker.backend:SageMakerBackend",
 }
+
+_HANDLE = re.compile(r"(?P<on>[a-z]+)://(?P<location>[^/]*)(?P<path>/.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,13 @@ class Backend(Protocol):
         """Check the machines; `folder` is on this one, `data` the data folder on the others."""
         raise no_doctor(_target_of(type(self)))
 
+    def fabric(self, say: Callable[[str], None]) -> list[Finding]:
+        """Measure how fast the machines of this launch exchange data; `say` prints a line while it runs."""
+        raise LaunchError(
+            f"--fabric measures on eks only, not on {_target_of(type(self))}",
+            remedy="use --on eks, or start the ranks yourself with mpirun: each is `python -m maskfleet.bench.fabric`",
+        )
+
     def files(
         self, handle: JobHandle, *, writable: bool = False, is_file: bool = False, report: Report = ignore
     ) -> AbstractContextManager[RunFiles]:
@@ -123,20 +134,28 @@ def backend_of(handle: JobHandle) -> Backend:
 
 def parse_handle(text: str) -> JobHandle:
     """The handle that `str(handle)` gave."""
-    parts = urlsplit(text)
-    if parts.scheme not in LAUNCH_CLASSES or not parts.path.strip("/"):
+    match = _HANDLE.fullmatch(text)
+    location, path = (unquote(match["location"]), unquote(match["path"])) if match else ("", "")
+    if match is None or match["on"] not in LAUNCH_CLASSES or not path.strip("/") or not _is_writable(location + path):
         raise LaunchError(
             f"{text!r} is not a job's handle",
-            remedy="use what `maskfleet launch` printed, such as local:///home/me/runs/r50, ssh://host1/fleet/runs/r50"
-            " or eks://kubeflow/r50",
+            remedy="use what `maskfleet launch` printed, such as local:///home/me/runs/r50, ssh://host1/fleet/runs/r50,"
+            " eks://kubeflow/r50 or sagemaker://us-west-2/r50",
         )
-    path = backend_class(parts.scheme).handle_path(unquote(parts.path))
-    return JobHandle(parts.scheme, unquote(parts.netloc), path)
+    return JobHandle(match["on"], location, backend_class(match["on"]).handle_path(path))
 
 
 def no_doctor(on: str) -> ConfigError:
     """The error for a target without a doctor."""
     return ConfigError(f"there is no doctor for {on!r}", remedy=f"use {_either([f'--on {name}' for name in BACKENDS])}")
+
+
+def _is_writable(text: str) -> bool:
+    """Whether `text` can be part of a file's name on any of our targets: UTF-8 without NUL."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
 
 
 def _target_of(kind: type[Backend]) -> str:

@@ -71,7 +71,7 @@ class JobHandle:
     path: str  # folder or name there
 
     def __str__(self) -> str:
-        return f"{self.on}://{quote(self.location, safe='@,:[]')}/{quote(self.path.removeprefix('/'), safe='/')}"
+        return f"{self.on}://{quote(self.location, safe='@,:[]=')}/{quote(self.path.removeprefix('/'), safe='/')}"
 
 
 class JobState(StrEnum):
@@ -100,6 +100,20 @@ class HostStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class LostTime:
+    """What interrupted a job, and what it cost."""
+
+    what: str  # such as "host node2 lost"
+    at_step: int | None  # last step before it
+    resumed_from: int  # step of the checkpoint, 0 for the beginning
+    lost_s: float  # from the last step before to the first one after
+
+    def __str__(self) -> str:
+        at = f" at step {self.at_step}" if self.at_step is not None else ""
+        return f"{self.what}{at}, resumed from {self.resumed_from} after {self.lost_s:.0f} s"
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """The status of a job at one moment."""
 
@@ -110,15 +124,26 @@ class JobStatus:
     restarts: int = 0
     hosts: tuple[HostStatus, ...] = ()
     events: tuple[str, ...] = field(default=())
+    step_age_s: float | None = None  # since that step; None if nobody alive knows
+    min_nodes: int | None = None  # fewest hosts with which the job continues
+    failures: tuple[LostTime, ...] = ()
+    persist: str = ""  # what continues the job after a reboot of its hosts
 
     def as_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobStatus:
-        """The status that `as_json` gave."""
-        hosts = tuple(HostStatus(**host) for host in data["hosts"])
-        return cls(**{**data, "state": JobState(data["state"]), "hosts": hosts, "events": tuple(data["events"])})
+        """The status that `as_json` gave; fields of a newer version are ignored."""
+        own = _known_fields(cls, data)
+        hosts = tuple(HostStatus(**_known_fields(HostStatus, host)) for host in data["hosts"])
+        failures = tuple(LostTime(**_known_fields(LostTime, one)) for one in data.get("failures", ()))
+        read = {"state": JobState(data["state"]), "hosts": hosts, "events": tuple(data["events"]), "failures": failures}
+        return cls(**{**own, **read})
+
+
+def _known_fields(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: data[field.name] for field in dataclasses.fields(kind) if field.name in data}
 
 
 def job_for(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from maskfleet.config.model import ModelConfig
@@ -17,6 +18,7 @@ from maskfleet.model.backbones.resnet import ResNet
 from maskfleet.model.fpn import LEVELS, Fpn
 from maskfleet.model.heads.c4 import C4BoxHead, C4MaskHead
 from maskfleet.model.heads.fpn import CASCADE_STAGES, FpnBoxHead, FpnMaskHead
+from maskfleet.model.initial import kernels_left_empty
 from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.model.rpn import Rpn
 
@@ -41,11 +43,28 @@ def build_mask_rcnn(config: ModelConfig) -> MaskRCNN:
 @functools.lru_cache(maxsize=16)
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor in the state dict of `config`'s model, without memory for their values."""
-    with torch.device("meta"), _WithoutInitialValues():
+    with torch.device("meta"), _without_initial_values():
         return {name: tuple(tensor.shape) for name, tensor in build_mask_rcnn(config).state_dict().items()}
 
 
-class _WithoutInitialValues(TorchFunctionMode):
+def mask_rcnn_with(config: ModelConfig, tensors: Mapping[str, Tensor]) -> MaskRCNN:
+    """The model that `config` describes with the values of `tensors`, its whole state dict.
+
+    Drawing random values for 44 million weights first would take seconds.
+    """
+    with _without_initial_values():
+        model = build_mask_rcnn(config)
+    model.load_state_dict(tensors)
+    return model
+
+
+@contextmanager
+def _without_initial_values() -> Iterator[None]:
+    with _WithoutInit(), kernels_left_empty():
+        yield
+
+
+class _WithoutInit(TorchFunctionMode):
     """Skips `nn.init`: values do not exist on the meta device, and torch would import a second of code for them."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -14,6 +14,12 @@ import torch
 from torch import Tensor
 
 STRIDES = (1, 2, 4, 8, 16, 32, 64)
+MIN_SIDE_PX = 16  # one cell of the map at stride 16, the coarsest that c4 has
+
+
+def canvas_side(side: int, divisor: int) -> int:
+    """`side` padded to a multiple of `divisor` that has at least one cell at stride 16."""
+    return max(-(-side // divisor) * divisor, MIN_SIDE_PX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@ Shapes: B images, K boxes per image (padded), C channels, h x w one map, r bins 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from maskfleet.ops.roi_align import multilevel_roi_align, roi_levels
+from maskfleet.ops.roi_align import joint_roi_align, roi_levels
 
 MIN_LEVEL, MAX_LEVEL = 2, 5  # the pyramid levels that boxes are read from
 
@@ -28,18 +29,30 @@ class Features:
 
 def crop(features: Features, boxes: Tensor, *, resolution: int, aws: bool = False) -> Tensor:
     """Features inside each of `boxes` [B, K, 4] -> [B * K, C, r, r]; `aws`: one sample per bin, no half-pixel."""
+    (crops,) = joint_crops(features, [boxes], resolutions=[resolution], aws=aws)
+    return crops
+
+
+def joint_crops(
+    features: Features, boxes: Sequence[Tensor], *, resolutions: Sequence[int], aws: bool = False
+) -> list[Tensor]:
+    """`crop` of several lists of `boxes`, each with its resolution, in one operator on a GPU."""
     num_maps = min(len(features.maps), MAX_LEVEL - MIN_LEVEL + 1)
-    levels = torch.zeros_like(boxes[..., 0], dtype=torch.int64)  # [B, K], 0 is the first map
-    if num_maps > 1:
-        levels = roi_levels(boxes, min_level=MIN_LEVEL, max_level=MAX_LEVEL, aws=aws) - MIN_LEVEL
-    crops = multilevel_roi_align(
+    crops = joint_roi_align(
         features.maps[:num_maps],
         boxes,
         features.extents[:num_maps],
         strides=features.strides[:num_maps],
-        levels=levels,
-        resolution=resolution,
+        levels=[_map_numbers(of_list, num_maps=num_maps, aws=aws) for of_list in boxes],
+        resolutions=resolutions,
         samples=1 if aws else 2,
         half_pixel=not aws,
     )
-    return crops.flatten(0, 1)
+    return [of_list.flatten(0, 1) for of_list in crops]
+
+
+def _map_numbers(boxes: Tensor, *, num_maps: int, aws: bool) -> Tensor:
+    """Which map each of `boxes` [B, K, 4] is read from -> [B, K] int64, 0 is the first map."""
+    if num_maps == 1:
+        return torch.zeros_like(boxes[..., 0], dtype=torch.int64)
+    return roi_levels(boxes, min_level=MIN_LEVEL, max_level=MAX_LEVEL, aws=aws) - MIN_LEVEL

@@ -15,9 +15,15 @@ from maskfleet.config.model import FpnConfig
 from maskfleet.model.canvas import Area, Canvas
 from maskfleet.model.initial import fan_in, fill_normal
 from maskfleet.model.norm import GroupNorm
-from maskfleet.ops.conv import upsampled
+from maskfleet.ops.layers.conv_sum import adds_in_place, conv_sum, sum_of
+from maskfleet.ops.layers.cut import cut_outside
 
 LEVELS = (2, 3, 4, 5)  # level l has stride 2**l
+
+
+def with_coarsest_map(maps: Sequence[Tensor]) -> list[Tensor]:
+    """p2..p5 -> p2..p6: every second pixel of p5 is p6."""
+    return [*maps, maps[-1][:, :, ::2, ::2]]
 
 
 class Fpn(nn.Module):
@@ -42,15 +48,27 @@ class Fpn(nn.Module):
         outputs: list[Tensor] = []
         for level, feature in reversed(list(zip(LEVELS, features, strict=True))):
             area = canvas.areas[2**level]
-            lateral = self._normalised(self._conv(f"lateral_c{level}")(feature), f"lateral_norm_c{level}", area)
-            merged = lateral if merged is None else lateral + upsampled(merged)
-            output = self._conv(f"output_p{level}")(area.cut(merged))
-            outputs.append(area.cut(self._normalised(output, f"output_norm_p{level}", area)))
-        outputs.reverse()
-        return [*outputs, outputs[-1][:, :, ::2, ::2]]
+            if adds_in_place(feature) and not self.has_norm:
+                # Zeros outside already here: an image's canvas has whole cells at every stride, so that the coarser map
+                # has none outside that the finer one has inside.
+                merged = self._convolved(f"lateral_c{level}", feature, coarser=merged, mask=area.mask)
+                outputs.append(self._convolved(f"output_p{level}", merged, mask=area.mask))
+                continue
+            lateral = self._normalised(self._convolved(f"lateral_c{level}", feature), f"lateral_norm_c{level}", area)
+            merged = lateral if merged is None else sum_of(lateral, None, coarser=merged)
+            # Group normalisation has written zeros outside, and so have the coarser maps, which end no later.
+            cut = merged if self.has_norm or area.mask is None else cut_outside(merged, area.mask)
+            output = self._convolved(f"output_p{level}", cut)
+            output = self._normalised(output, f"output_norm_p{level}", area)
+            outputs.append(output if self.has_norm else area.cut(output))
+        return with_coarsest_map(outputs[::-1])
 
-    def _conv(self, name: str) -> nn.Conv2d:
-        return cast(nn.Conv2d, getattr(self, name))
+    def _convolved(
+        self, name: str, features: Tensor, *, coarser: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        layer = cast(nn.Conv2d, getattr(self, name))
+        padding = layer.kernel_size[0] // 2
+        return conv_sum(features, layer.weight, layer.bias, padding=padding, coarser=coarser, mask=mask)
 
     def _normalised(self, features: Tensor, name: str, area: Area) -> Tensor:
         return cast(GroupNorm, getattr(self, name))(features, area) if self.has_norm else features

@@ -18,14 +18,14 @@ from maskfleet.batch import Batch, Detections, Images, Targets
 from maskfleet.config.model import ModelConfig
 from maskfleet.errors import DataError
 from maskfleet.model.backbones import Backbone
-from maskfleet.model.canvas import Canvas, canvas_of, inside, slots_in_use
+from maskfleet.model.canvas import MIN_SIDE_PX, Canvas, canvas_of, canvas_side, inside, slots_in_use
 from maskfleet.model.features import Features
 from maskfleet.model.fpn import Fpn
 from maskfleet.model.heads.c4 import C4BoxHead, C4MaskHead
-from maskfleet.model.heads.fpn import FpnBoxHead, FpnMaskHead
+from maskfleet.model.heads.fpn import FpnBoxHead, FpnMaskHead, joint_region_features
 from maskfleet.model.heads.layers import BoxOutputs
 from maskfleet.model.losses import BoxStage, MaskStage, TrainingOutputs, training_losses
-from maskfleet.model.metrics import training_metrics
+from maskfleet.model.metrics import StepResults, step_results, training_metrics
 from maskfleet.model.regions import Regions, at_least_one, matched_boxes, relabelled, sample_regions
 from maskfleet.model.rpn import Proposals, Rpn, RpnOutputs, propose, rpn_targets
 from maskfleet.ops.boxes import clip_boxes, decode_boxes, encode_boxes
@@ -71,7 +71,7 @@ class MaskRCNN(nn.Module):
         self.max_log_scale = math.log(config.canvas_max_px / SMALLEST_ANCHOR_PX)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """`losses`, so that wrappers such as DistributedDataParallel see it."""
+        """`losses`, as callers of an `nn.Module` expect it."""
         return self.losses(batch)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
@@ -80,25 +80,33 @@ class MaskRCNN(nn.Module):
 
     def losses_and_metrics(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """`losses`, and every other scalar TensorPack logs about the model."""
+        losses, results = self.losses_and_results(batch)
+        return losses, training_metrics(results, self.config)
+
+    def losses_and_results(self, batch: Batch) -> tuple[dict[str, Tensor], StepResults]:
+        """`losses`, and what `training_metrics` computes the metrics from."""
         outputs = self.training_outputs(batch)
-        return training_losses(outputs, self.config), training_metrics(outputs, self.config)
+        return training_losses(outputs, self.config), step_results(outputs)
 
     def training_outputs(self, batch: Batch) -> TrainingOutputs:
         """Outputs and targets of every head for `batch`."""
-        targets = at_least_one(batch.targets)
         features = self.features(batch.images, learning=self.training)
-        anchors = self.rpn(features)
+        return self.head_outputs(batch, features, self.rpn(features))
+
+    def head_outputs(self, batch: Batch, features: Features, anchors: RpnOutputs) -> TrainingOutputs:
+        """Outputs and targets of every head for `batch`, whose `features` and `anchors` are known."""
+        targets = at_least_one(batch.targets)
         proposals = self.proposals(anchors, features.sizes, training=True)
         regions = sample_regions(proposals, targets, batch.seed, self.config.box_head)
         regions = regions.first(slots_in_use(regions.valid))
-        box_stages = self._box_stages(features, regions, targets)
+        box_stages, mask_stage = self._stages(features, regions, targets)
         return TrainingOutputs(
             targets=targets,
             rpn=anchors,
             rpn_targets=rpn_targets(anchors, targets, features.sizes, seed=batch.seed, config=self.config.rpn),
             proposals=proposals,
             box_stages=box_stages,
-            mask=None if self.mask_head is None else self._mask_stage(features, box_stages[0], targets),
+            mask=mask_stage,
         )
 
     @torch.no_grad()
@@ -126,17 +134,22 @@ class MaskRCNN(nn.Module):
     def features(self, images: Images, *, learning: bool = False) -> Features:
         """Feature maps of `images`; with `learning`, SyncBN takes its statistics from them."""
         pixels, canvas = self.prepared(images, learning=learning)
-        stages, strides = self.backbone(pixels, canvas), self.backbone.strides
+        return self.as_features(self.maps(self.backbone(pixels, canvas), canvas), canvas, images, learning=learning)
+
+    def maps(self, stages: Sequence[Tensor], canvas: Canvas) -> tuple[Tensor, ...]:
+        """The maps that the heads read, from those of the backbone's `stages`."""
         if self.fpn is not None:
-            maps, map_strides = self.fpn(stages, canvas), (*strides, 2 * strides[-1])
-            anchor_strides = self.config.fpn.anchor_strides
-        else:
-            maps, map_strides = [canvas.areas[strides[-1]].cut(stages[-1])], strides[-1:]
-            anchor_strides = (self.config.rpn.anchor_stride,)
+            return tuple(self.fpn(stages, canvas))
+        return (canvas.areas[self.backbone.strides[-1]].cut(stages[-1]),)
+
+    def as_features(self, maps: tuple[Tensor, ...], canvas: Canvas, images: Images, *, learning: bool) -> Features:
+        """`maps` with what the heads need to know about them."""
+        is_fpn, strides = self.fpn is not None, self.backbone.strides
+        map_strides = (*strides, 2 * strides[-1]) if is_fpn else strides[-1:]
         return Features(
-            maps=tuple(maps),
+            maps=maps,
             extents=tuple(canvas.extents[stride] for stride in map_strides),
-            strides=anchor_strides,
+            strides=self.config.fpn.anchor_strides if is_fpn else (self.config.rpn.anchor_stride,),
             sizes=images.sizes,
             learning=learning,
         )
@@ -148,11 +161,15 @@ class MaskRCNN(nn.Module):
         divisor = self.config.size_divisor
         pixels = (images.pixels.float() - self.pixel_mean[:, None, None]) * self.pixel_scale[:, None, None]
         pixels = pixels * inside(images.sizes, height=height, width=width)[:, None].to(pixels.dtype)
-        pixels = F.pad(pixels, (0, -width % divisor, 0, -height % divisor))
-        canvas = canvas_of(
-            images.sizes, height=pixels.shape[2], width=pixels.shape[3], divisor=divisor, learning=learning
-        )
-        return pixels, canvas
+        pixels = F.pad(pixels, (0, canvas_side(width, divisor) - width, 0, canvas_side(height, divisor) - height))
+        return pixels, self.canvas(images, learning=learning)
+
+    def canvas(self, images: Images, *, learning: bool = False) -> Canvas:
+        """The valid areas of `images` at every stride of the network."""
+        divisor = self.config.size_divisor
+        height, width = (canvas_side(side, divisor) for side in images.pixels.shape[2:])
+        sizes = images.sizes.clamp(min=MIN_SIDE_PX) if divisor < MIN_SIDE_PX else images.sizes
+        return canvas_of(sizes, height=height, width=width, divisor=divisor, learning=learning)
 
     def proposals(self, outputs: RpnOutputs, sizes: Tensor, *, training: bool) -> Proposals:
         """The best boxes of the RPN in images of `sizes` [B, 2]; training and inference keep different numbers."""
@@ -162,11 +179,14 @@ class MaskRCNN(nn.Module):
         return cast(BoxHead, self.box_heads[stage])
 
     def box_outputs(
-        self, features: Features, boxes: Tensor, valid: Tensor, *, stage: int = 0
+        self, features: Features, boxes: Tensor, valid: Tensor, *, stage: int = 0, crops: Tensor | None = None
     ) -> tuple[BoxOutputs, Tensor]:
-        """Outputs [B, K, ...] of box head `stage` for `boxes` [B, K, 4], valid [B, K]; and the features it read."""
+        """Outputs [B, K, ...] of box head `stage` for `boxes` [B, K, 4], valid [B, K]; and the features it read.
+
+        `crops` are those features, where they are known.
+        """
         head = self.box_head(stage)
-        region_features = head.region_features(features, boxes, valid)
+        region_features = head.region_features(features, boxes, valid) if crops is None else crops
         outputs = head(region_features)
         return BoxOutputs(_by_image(outputs.logits, valid), _by_image(outputs.deltas, valid)), region_features
 
@@ -185,8 +205,31 @@ class MaskRCNN(nn.Module):
             region_features = self.box_head(0).region_features(features, boxes, valid)
         return _by_image(self.mask_head(region_features, labels.flatten()), valid)
 
-    def _box_stages(self, features: Features, regions: Regions, targets: Targets) -> tuple[BoxStage, ...]:
-        """Each box head on its regions; in a cascade, the boxes of the head before, labelled more strictly."""
+    def _stages(
+        self, features: Features, regions: Regions, targets: Targets
+    ) -> tuple[tuple[BoxStage, ...], MaskStage | None]:
+        """The box heads on the sampled `regions`, and the mask head, if there is one, on the foreground of them."""
+        if self.mask_head is None:
+            return self._box_stages(features, regions, targets), None
+        box = self.config.box_head
+        fraction = 1.0 if box.fill_with_foreground else box.positive_fraction
+        foreground = regions.first(int(box.samples_per_image * fraction))
+        foreground = foreground.first(slots_in_use(foreground.foreground))
+        box_head, box_crops, mask_crops = self.box_head(0), None, None
+        if isinstance(box_head, FpnBoxHead) and isinstance(self.mask_head, FpnMaskHead) and not self.config.cascade:
+            box_crops, mask_crops = joint_region_features(
+                box_head, self.mask_head, features, boxes=regions.boxes, mask_boxes=foreground.boxes
+            )
+        box_stages = self._box_stages(features, regions, targets, crops=box_crops)
+        return box_stages, self._mask_stage(features, box_stages[0], foreground, targets, crops=mask_crops)
+
+    def _box_stages(
+        self, features: Features, regions: Regions, targets: Targets, *, crops: Tensor | None = None
+    ) -> tuple[BoxStage, ...]:
+        """Each box head on its regions; in a cascade, the boxes of the head before, labelled more strictly.
+
+        `crops` is what the first head reads, where it is known.
+        """
         stages: list[BoxStage] = []
         for number in range(len(self.box_heads)):
             if stages:
@@ -194,24 +237,29 @@ class MaskRCNN(nn.Module):
                 boxes = self.decoded(outputs, regions.boxes, features.sizes, stage=number - 1)[:, :, 0].detach()
                 foreground_iou = self.config.cascade_head.foreground_ious[number]
                 regions = relabelled(boxes, regions.valid, targets, foreground_iou=foreground_iou)
-            outputs, region_features = self.box_outputs(features, regions.boxes, regions.valid, stage=number)
+            outputs, region_features = self.box_outputs(
+                features, regions.boxes, regions.valid, stage=number, crops=None if stages else crops
+            )
             deltas = encode_boxes(matched_boxes(regions, targets), regions.boxes) * self.box_weights[number]
             stages.append(BoxStage(regions, region_features, outputs, deltas))
         return tuple(stages)
 
-    def _mask_stage(self, features: Features, box_stage: BoxStage, targets: Targets) -> MaskStage:
-        """The mask head on the sampled foreground; that of C4 reads the region features of the box head."""
+    def _mask_stage(
+        self, features: Features, box_stage: BoxStage, regions: Regions, targets: Targets, *, crops: Tensor | None
+    ) -> MaskStage:
+        """The mask head on `regions`, the first of `box_stage`; that of C4 reads the features of the box head.
+
+        `crops` is what the head reads, where it is known.
+        """
         assert self.mask_head is not None
         if targets.outlines is None:
             raise DataError(
                 "the model trains masks but the batch has no outlines",
                 remedy="use annotations with segmentations, or set model.mask=false",
             )
-        box = self.config.box_head
-        fraction = 1.0 if box.fill_with_foreground else box.positive_fraction
-        regions = box_stage.regions.first(int(box.samples_per_image * fraction))
-        regions = regions.first(slots_in_use(regions.foreground))
-        if isinstance(self.mask_head, FpnMaskHead):
+        if crops is not None:
+            region_features = crops
+        elif isinstance(self.mask_head, FpnMaskHead):
             region_features = self.mask_head.region_features(features, regions.boxes)
         else:
             of_boxes = _by_image(box_stage.region_features, box_stage.regions.valid)

@@ -6,17 +6,17 @@ Shapes: B images, n feature maps of all images together, C channels, h x w pixel
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskfleet.model.canvas import Area
-from maskfleet.ops.conv import conv_relu, fuses
+from maskfleet.ops.layers.conv import fuses, shared_conv_relu
+from maskfleet.ops.layers.group_norm import EPSILON, shared_group_norm
+from maskfleet.ops.layers.mean_over_ranks import mean_over_ranks
 
-EPSILON = 1e-5
 MOMENTUM = 0.9  # weight of the old value in the moving average of statistics
 MAX_GROUPS = 32
 
@@ -28,7 +28,7 @@ class BatchNorm(nn.Module):
 
     With `learns_statistics=False` it is TensorPack's FreezeBN: an affine map per channel whose scale and offset may
     still be trained. Otherwise it is TensorPack's SyncBN: the mean over images and ranks of each image's E[x] and
-    E[x^2], with the biased variance, which also updates the moving average.
+    E[x^2], with the biased variance, which also updates the moving average. `share_statistics` includes other ranks.
     """
 
     running_mean: Tensor
@@ -37,6 +37,7 @@ class BatchNorm(nn.Module):
     def __init__(self, channels: int, *, learns_statistics: bool) -> None:
         super().__init__()
         self.learns_statistics = learns_statistics
+        self.shared_as: int | None = None  # its number among the layers whose statistics are those of all ranks
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
         self.register_buffer("running_mean", torch.zeros(channels))
@@ -44,7 +45,11 @@ class BatchNorm(nn.Module):
 
     def forward(self, features: Tensor, area: Area) -> Tensor:
         """Normalise `features` [n, C, h, w] with the batch statistics inside `area`; update the moving average."""
-        mean, variance = _batch_statistics(features.to(self.weight.dtype), area)
+        moments = _moments(features.to(self.weight.dtype), area)
+        if self.shared_as is not None:
+            moments = mean_over_ranks(moments, self.shared_as)
+        mean, mean_square = moments.unbind()
+        variance = (mean_square - mean * mean).clamp(min=0)
         with torch.no_grad():
             self.running_mean.lerp_(mean, 1 - MOMENTUM)
             self.running_var.lerp_(variance, 1 - MOMENTUM)
@@ -67,19 +72,22 @@ class GroupNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
 
-    def forward(self, features: Tensor, area: Area | None = None) -> Tensor:
-        """Normalise `features` [n, C, h, w]; pixels outside `area` do not count, and their values are undefined."""
-        if area is None or area.mask is None:
-            normal = F.group_norm(features.to(self.weight.dtype), self.num_groups, self.weight, self.bias, EPSILON)
-            return normal.to(features.dtype)
-        maps, channels, height, width = features.shape
-        grouped = features.to(self.weight.dtype).reshape(maps, self.num_groups, -1, height, width)  # [n, G, C/G, h, w]
-        mask = area.mask[:, :, None]  # [n, 1, 1, h, w]
-        count = mask.sum(dim=(2, 3, 4), keepdim=True) * grouped.shape[2]
-        centred = grouped - (grouped * mask).sum(dim=(2, 3, 4), keepdim=True) / count
-        variance = (centred * centred * mask).sum(dim=(2, 3, 4), keepdim=True) / count
-        normal = (centred * (variance + EPSILON).rsqrt()).reshape(maps, channels, height, width)
-        return (normal * self.weight[:, None, None] + self.bias[:, None, None]).to(features.dtype)
+    def forward(
+        self, features: Tensor, area: Area | None = None, *, residual: Tensor | None = None, relu: bool = False
+    ) -> Tensor:
+        """Normalise `features` [n, C, h, w], then add `residual` and apply ReLU.
+
+        Pixels outside `area` do not count, and are 0 in the result.
+        """
+        return self.shared(features, area, residual=residual, relu=relu, readers=1)[0]
+
+    def shared(
+        self, features: Tensor, area: Area | None, *, residual: Tensor | None = None, relu: bool = False, readers: int
+    ) -> tuple[Tensor, ...]:
+        """The result once for each of its `readers`: see `shared_group_norm`."""
+        mask = None if area is None else area.mask
+        affine = (self.weight, self.bias, self.num_groups)
+        return shared_group_norm(features, *affine, mask=mask, residual=residual, relu=relu, readers=readers)
 
 
 Norm = BatchNorm | GroupNorm | None
@@ -150,26 +158,43 @@ class ConvNorm:
     ) -> Tensor:
         """Normalised convolution of `features` [n, C, h, w], whose result has its valid pixels in `area`.
 
-        Then, in this order: plus `residual` [n, O, h', w'], ReLU, and zeros outside `area` (`mask`). `extra_bias` [O]
-        is what `without_bias` left out of the residual.
+        Then, in this order: plus `residual` [n, O, h', w'], ReLU, and zeros outside `area` (`mask`; group normalisation
+        always writes them). `extra_bias` [O] is what `without_bias` left out of the residual.
         """
+        return self.shared(features, area, residual=residual, extra_bias=extra_bias, relu=relu, mask=mask, readers=1)[0]
+
+    def shared(
+        self,
+        features: Tensor,
+        area: Area,
+        *,
+        residual: Tensor | None = None,
+        extra_bias: Tensor | None = None,
+        relu: bool = False,
+        mask: bool = False,
+        readers: int,
+    ) -> tuple[Tensor, ...]:
+        """The result once for each of its `readers`: see `shared_conv_relu`."""
         if self.folds(area):
             kernel, bias = self.folded()
             bias = bias if extra_bias is None else bias + extra_bias
             if relu and fuses(features) and self.conv.pads_evenly(features):
-                stride, padding = self.conv.stride[0], self.conv.kernel_size[0] // 2
-                cut = area.mask if mask else None
-                return conv_relu(features, kernel, bias, stride=stride, padding=padding, residual=residual, mask=cut)
+                stride, cut = self.conv.stride[0], area.mask if mask else None
+                return shared_conv_relu(
+                    features, kernel, bias, stride=stride, residual=residual, mask=cut, readers=readers
+                )
             outputs = self.conv.with_kernel(features, kernel, bias)
         else:
             assert extra_bias is None
             outputs = self.conv.with_kernel(features, self.conv.weight, None)
+            if isinstance(self.norm, GroupNorm):
+                return self.norm.shared(outputs, area, residual=residual, relu=relu, readers=readers)
             outputs = outputs if self.norm is None else self.norm(outputs, area)
         if residual is not None:
             outputs = outputs + residual
         if relu:
             outputs = F.relu_(outputs)
-        return area.cut(outputs) if mask else outputs
+        return (area.cut(outputs) if mask else outputs,) * readers
 
     def without_bias(self, features: Tensor, area: Area) -> tuple[Tensor, Tensor | None]:
         """The result without the bias [O] of the folded normalisation, and that bias; None if it has none.
@@ -192,33 +217,28 @@ class ConvNorm:
         return self.conv.weight * scale[:, None, None, None], offset
 
 
-def _batch_statistics(values: Tensor, area: Area) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance [C] of `values` [n, C, h, w] inside `area`; all images of all ranks weigh the same."""
+def learning_layers(model: nn.Module) -> list[BatchNorm]:
+    """The layers of `model` that take their statistics from the batch."""
+    return [layer for layer in model.modules() if isinstance(layer, BatchNorm) and layer.learns_statistics]
+
+
+def share_statistics(model: nn.Module, *, over_ranks: bool) -> None:
+    """Take the statistics of the `learning_layers` from the images of all ranks, or of this one only.
+
+    All ranks must have the same model and the same number of images.
+    """
+    for number, layer in enumerate(learning_layers(model)):
+        layer.shared_as = number if over_ranks else None
+
+
+def _moments(values: Tensor, area: Area) -> Tensor:
+    """E[x] and E[x^2] -> [2, C] of `values` [n, C, h, w] inside `area`; all images weigh the same."""
     maps, channels, height, width = values.shape
     runs = (area.num_images, maps // area.num_images, channels)
     if area.weight is None:
         moments = torch.stack([values.mean(dim=(2, 3)), (values * values).mean(dim=(2, 3))])  # [2, n, C]
-        moments = moments.view(2, *runs).mean(dim=(1, 2))  # [2, C]
-    else:
-        weighted = values * area.weight
-        sums = torch.stack([weighted.sum(dim=(2, 3)), (weighted * values).sum(dim=(2, 3))]).view(2, *runs).sum(dim=2)
-        count = area.weight.expand(maps, 1, height, width).reshape(area.num_images, -1).sum(dim=1).clamp(min=1)
-        moments = (sums / count[:, None]).mean(dim=1)  # [2, C]
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        moments = _MeanOverRanks.apply(moments)  # type: ignore[no-untyped-call]
-    mean, mean_square = moments.unbind()
-    return mean, (mean_square - mean * mean).clamp(min=0)
-
-
-class _MeanOverRanks(torch.autograd.Function):
-    """Mean of a tensor over all ranks, and of its gradient: every rank's loss depends on every rank's tensor."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        total = value.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total)
-        return total / dist.get_world_size()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _MeanOverRanks.forward(ctx, gradient)
+        return moments.view(2, *runs).mean(dim=(1, 2))
+    weighted = values * area.weight
+    sums = torch.stack([weighted.sum(dim=(2, 3)), (weighted * values).sum(dim=(2, 3))]).view(2, *runs).sum(dim=2)
+    count = area.weight.expand(maps, 1, height, width).reshape(area.num_images, -1).sum(dim=1).clamp(min=1)
+    return (sums / count[:, None]).mean(dim=1)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskfleet.batch import Targets
@@ -20,9 +19,11 @@ from maskfleet.model.features import Features
 from maskfleet.model.initial import fill_normal
 from maskfleet.ops.anchors import anchor_grid, anchor_keys, cell_anchors, legacy_cell_anchors
 from maskfleet.ops.boxes import clip_boxes, decode_boxes, encode_boxes
-from maskfleet.ops.conv import aligned_outputs, conv_relu, fuses
+from maskfleet.ops.layers.conv import aligned_outputs, conv_relu, fuses
+from maskfleet.ops.layers.conv_sum import conv_sum
+from maskfleet.ops.layers.sparse_gradient import with_sparse_gradient
 from maskfleet.ops.matching import rpn_labels
-from maskfleet.ops.nms import first_kept, nms_keep, topk_sorted
+from maskfleet.ops.nms import first_kept, nms_keep, topk_sorted, topk_sorted_each
 from maskfleet.ops.sampling import hash_uniform, subsample_labels
 
 ANCHOR_STREAM = 0  # stream of random numbers
@@ -66,6 +67,7 @@ class Rpn(nn.Module):
         for number, cell in enumerate(cells):
             self.register_buffer(f"cell{number}", cell, persistent=False)
         channels = config.fpn.channels if config.architecture == "fpn" else config.rpn.head_channels
+        self.samples_per_image = config.rpn.samples_per_image
         self.conv = nn.Conv2d(inputs, channels, 3, padding=1)
         self.objectness = nn.Conv2d(channels, cells[0].shape[0], 1)
         self.box = nn.Conv2d(channels, cells[0].shape[0] * 4, 1)
@@ -73,29 +75,55 @@ class Rpn(nn.Module):
             fill_normal(layer, std=0.01)
 
     def forward(self, features: Features) -> RpnOutputs:
-        raw = [self.raw_outputs(feature) for feature in features.maps]
-        batch = features.sizes.shape[0]
+        return self.at_anchors(features, *self.scores_and_deltas(features))
+
+    def scores_and_deltas(self, features: Features) -> tuple[Tensor, Tensor]:
+        """Objectness logits [B, N] and box deltas [B, N, 4] of all anchors.
+
+        At most `rpn.samples_per_image` anchors of an image may carry a gradient: see `with_sparse_gradient`.
+        """
+        with torch.no_grad():
+            raw = [self.raw_outputs(feature) for feature in features.maps]
+            batch = features.sizes.shape[0]
+            logits = [scores.permute(0, 2, 3, 1).reshape(batch, -1).float() for scores, _ in raw]
+            deltas = [shifts.permute(0, 2, 3, 1).reshape(batch, -1, 4).float() for _, shifts in raw]
+        if not torch.is_grad_enabled():
+            return torch.cat(logits, dim=1), torch.cat(deltas, dim=1)
+        assert self.conv.bias is not None
+        assert self.objectness.bias is not None
+        assert self.box.bias is not None
+        kernel = torch.cat([self.objectness.weight, self.box.weight]).flatten(1)
+        return with_sparse_gradient(
+            torch.cat(logits, dim=1),
+            torch.cat(deltas, dim=1),
+            features.maps,
+            (self.conv.weight, self.conv.bias),
+            (kernel, torch.cat([self.objectness.bias, self.box.bias])),
+            max_anchors=batch * self.samples_per_image,
+        )
+
+    def at_anchors(self, features: Features, logits: Tensor, deltas: Tensor) -> RpnOutputs:
+        """What `scores_and_deltas` returned, with the anchors it belongs to."""
         anchors, keys, cells_inside = self._anchors(features)
-        logits = [scores.permute(0, 2, 3, 1).reshape(batch, -1).float() for scores, _ in raw]
-        deltas = [shifts.permute(0, 2, 3, 1).reshape(batch, -1, 4).float() for _, shifts in raw]
+        per_cell = self.objectness.out_channels
         return RpnOutputs(
-            logits=torch.cat(logits, dim=1),
-            deltas=torch.cat(deltas, dim=1),
+            logits=logits,
+            deltas=deltas,
             anchors=anchors,
             keys=keys,
             inside=cells_inside,
-            counts=tuple(part.shape[1] for part in logits),
+            counts=tuple(per_cell * feature.shape[2] * feature.shape[3] for feature in features.maps),
         )
 
     def raw_outputs(self, feature: Tensor) -> tuple[Tensor, Tensor]:
         """Objectness [B, A, h, w] and box deltas [B, 4 A, h, w] of one map [B, C, h, w]."""
         assert self.conv.bias is not None
-        hidden = conv_relu(feature, self.conv.weight, self.conv.bias, padding=1)
+        hidden = conv_relu(feature, self.conv.weight, self.conv.bias)
         if not fuses(feature):
             return self.objectness(hidden), self.box(hidden)
         # One convolution instead of two, of a width that fits tensor cores.
         kernel, bias = aligned_outputs((self.objectness.weight, self.box.weight), (self.objectness.bias, self.box.bias))
-        both = F.conv2d(hidden, kernel, bias)
+        both = conv_sum(hidden, kernel, bias)
         num_scores, num_shifts = self.objectness.out_channels, self.box.out_channels
         return both[:, :num_scores], both[:, num_scores : num_scores + num_shifts]
 
@@ -122,24 +150,23 @@ def propose(
 ) -> Proposals:
     """The best boxes of each image of `sizes` [B, 2] after NMS, map by map or jointly."""
     joint = config.architecture == "c4" or config.fpn.proposal_mode == "Joint"
-    before_nms, after_nms, per_image = _limits(config.rpn, joint=joint, training=training)
+    before_nms, after_nms, per_image = proposal_limits(config.rpn, joint=joint, training=training)
     counts = (sum(outputs.counts),) if joint else outputs.counts
     candidates = min(before_nms, max(counts))
     scores, boxes, valid = [], [], []
+    logits, are_inside = (torch.split(values, list(counts), dim=1) for values in (outputs.logits, outputs.inside))
     start = 0
-    for count in counts:
+    for count, (top, index, is_valid) in zip(counts, topk_sorted_each(logits, are_inside, candidates), strict=True):
         part = slice(start, start + count)
         start += count
-        top, index, is_valid = topk_sorted(outputs.logits[:, part], outputs.inside[:, part], candidates)  # [B, k]
         deltas = outputs.deltas[:, part].gather(1, index[..., None].expand(-1, -1, 4))
         decoded = decode_boxes(deltas, outputs.anchors[part][index], max_log_scale=max_log_scale)
         decoded = clip_boxes(decoded, sizes)
         if config.rpn.min_size > 0:
             is_valid = is_valid & ((decoded[..., 2:] - decoded[..., :2]) > config.rpn.min_size).all(dim=-1)
-        missing = candidates - top.shape[1]
-        scores.append(F.pad(top, (0, missing)))
-        boxes.append(F.pad(decoded, (0, 0, 0, missing)))
-        valid.append(F.pad(is_valid, (0, missing)))
+        scores.append(top)
+        boxes.append(decoded)
+        valid.append(is_valid)
     keep = nms_keep(torch.cat(boxes), torch.cat(valid), threshold=config.rpn.nms_iou)  # [maps * B, k]
     keep = first_kept(keep, after_nms)
     kept = torch.cat(keep.chunk(len(counts)), dim=1)  # [B, maps * k]
@@ -174,7 +201,7 @@ def rpn_targets(
     return RpnTargets(labels=labels, deltas=encode_boxes(boxes, outputs.anchors))
 
 
-def _limits(config: RpnConfig, *, joint: bool, training: bool) -> tuple[int, int, int]:
+def proposal_limits(config: RpnConfig, *, joint: bool, training: bool) -> tuple[int, int, int]:
     """How many boxes of a map (of all maps if `joint`) are kept before and after NMS, and how many of an image."""
     match joint, training:
         case True, True:

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from maskfleet.ops.boxes import pairwise_iou
+from maskfleet.ops.layers.exporting import is_exporting
 from maskfleet.ops.triton import kernels_for
 
 _BLOCK = 64  # boxes processed together; the width of a machine word
 _FIRST = torch.iinfo(torch.int64).min
+MAX_CANDIDATES = 4000  # of an image, by score; NMS considers no others
 MAX_SCAN, SCAN_BLOCK = 4096, 256  # longer rows are summed up block by block
 
 Columns = Sequence[NDArray[np.float32]]  # x1, y1, x2, y2, area of the boxes of one row
@@ -28,17 +30,56 @@ def topk_sorted(scores: Tensor, valid: Tensor, k: int) -> tuple[Tensor, Tensor, 
 
     Of equal scores the lower index comes first. Slots without a valid score have score 0 and index 0.
     """
-    num_scores = scores.shape[-1]
     scores = scores.to(torch.float32)
-    # Score and position in one integer: no two are equal, so every device picks and orders the same ones.
-    bits = torch.where(scores == 0, 0.0, scores).view(torch.int32).to(torch.int64)  # -0.0 equals 0.0
-    ascending = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)  # negative floats have descending bits
-    backward = torch.arange(num_scores - 1, -1, -1, device=scores.device)
-    order = torch.where(valid, (ascending << 32) + backward, _FIRST)
-    top, index = order.topk(min(k, num_scores), dim=-1)
+    top, index = _order(scores, valid).topk(min(k, scores.shape[-1]), dim=-1)
     is_valid = top != _FIRST
     index = torch.where(is_valid, index, 0)
     return torch.where(is_valid, scores.gather(-1, index), 0.0), index, is_valid
+
+
+def topk_sorted_each(scores: Sequence[Tensor], valid: Sequence[Tensor], k: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """`topk_sorted` of each of several `scores` [M, N], which share M and have each an N; always `k` slots.
+
+    Sorted together: sorting a few thousand numbers takes a GPU as long as sorting them for many rows.
+    """
+    scores = [part.to(torch.float32) for part in scores]
+    orders = [_order(part, of_part) for part, of_part in zip(scores, valid, strict=True)]
+    sort = _best_of_each if is_exporting() else _sorted_best
+    results = []
+    for part, top in zip(scores, sort(orders, k).chunk(len(orders)), strict=True):
+        is_valid = top != _FIRST
+        index = torch.where(is_valid, part.shape[-1] - 1 - (top & 0xFFFFFFFF), 0)
+        results.append((torch.where(is_valid, part.gather(-1, index), 0.0), index, is_valid))
+    return results
+
+
+def _order(scores: Tensor, valid: Tensor) -> Tensor:
+    """Integers [M, N] in the order of `scores` [M, N] float32, of equal scores the lower index highest.
+
+    Score and position in one integer: no two are equal, so every device picks and orders the same ones.
+    """
+    bits = torch.where(scores == 0, 0.0, scores).view(torch.int32).to(torch.int64)  # -0.0 equals 0.0
+    ascending = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)  # negative floats have descending bits
+    backward = torch.arange(scores.shape[-1] - 1, -1, -1, device=scores.device)
+    return torch.where(valid, (ascending << 32) + backward, _FIRST)
+
+
+def _best_of_each(orders: Sequence[Tensor], k: int) -> Tensor:
+    """The `k` largest of each row of each of `orders` [M, N], descending -> [len(orders) M, k]."""
+    tops = [order.topk(min(k, order.shape[-1]), dim=-1, sorted=False).values for order in orders]
+    tops = [F.pad(top, (0, k - top.shape[-1]), value=_FIRST) for top in tops]
+    return torch.cat(tops).sort(dim=-1, descending=True).values
+
+
+# An operator of its own: torch's compiler makes a kernel of a sort this long that Triton 3.6 cannot compile.
+@torch.library.custom_op("maskfleet::sorted_best", mutates_args=(), schema="(Tensor[] orders, int k) -> Tensor")
+def _sorted_best(orders: Sequence[Tensor], k: int) -> Tensor:
+    return _best_of_each(orders, k)
+
+
+@_sorted_best.register_fake
+def _(orders: Sequence[Tensor], k: int) -> Tensor:
+    return orders[0].new_empty(sum(len(order) for order in orders), k)
 
 
 def nms_keep(boxes: Tensor, valid: Tensor, *, threshold: float) -> Tensor:
@@ -47,6 +88,8 @@ def nms_keep(boxes: Tensor, valid: Tensor, *, threshold: float) -> Tensor:
     A kept box removes the later ones that overlap it by an IoU above `threshold`. A box without area removes nothing
     and is not removed. What is not `valid` [M, N] is not kept.
     """
+    if is_exporting():
+        return _nms_keep_in_program(boxes.detach(), valid, threshold)
     keep: Tensor = _nms_keep(boxes.detach(), valid, threshold)
     return keep
 
@@ -72,7 +115,7 @@ def detections_nms(
     score_threshold: float,
     iou_threshold: float,
     max_detections: int,
-    max_candidates: int = 4000,
+    max_candidates: int = MAX_CANDIDATES,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Boxes [B, D, 4], scores, labels 1..C, valid and index into R * C, each [B, D]: the final detections, best first.
 
@@ -156,6 +199,27 @@ def _nms_keep_on_device(boxes: Tensor, valid: Tensor, threshold: float) -> Tenso
         alive[:, start:stop] = block
         alive[:, stop:] &= ~(suppresses[:, :, stop - start :] & block[:, :, None]).any(dim=1)
     return alive
+
+
+def _nms_keep_in_program(boxes: Tensor, valid: Tensor, threshold: float) -> Tensor:
+    """The same with torch's own operators alone, so that an exported program runs without maskfleet.
+
+    Repeats "a box stays unless one that stays suppresses it" until nothing changes. Round k decides at least the first
+    k boxes of a row, and a result that does not change is that of greedy NMS.
+    """
+    boxes = boxes.to(torch.float32)
+    suppresses = (pairwise_iou(boxes, boxes) > threshold).triu(diagonal=1)  # [M, N, N], the first suppresses the second
+
+    def is_unfinished(keep: Tensor, changed: Tensor) -> Tensor:
+        return changed.clone()  # an input must not be returned as it is
+
+    def next_round(keep: Tensor, changed: Tensor) -> tuple[Tensor, Tensor]:
+        after = valid & ~(suppresses & keep[:, :, None]).any(dim=1)
+        return after, (after != keep).any()
+
+    started = torch.ones((), dtype=torch.bool, device=boxes.device)
+    keep: Tensor = torch.while_loop(is_unfinished, next_round, (valid.clone(), started))[0]  # type: ignore[no-untyped-call]
+    return keep
 
 
 def _keep_in_row(boxes: NDArray[np.float32], threshold: float) -> NDArray[np.bool_]:

@@ -14,10 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from maskfleet.ops.layers.exporting import is_exporting
 from maskfleet.ops.triton import kernels_for
 
 CANONICAL_SIDE_PX = 224.0  # a box of this side is read from level 4 (Lin et al., Feature Pyramid Networks, section 4.2)
 CANONICAL_LEVEL = 4
+LEVEL_EPSILON = 1e-6  # added to the side by TensorPack before its logarithm
 _KERNEL_LEVELS = 4  # the most that one launch of the kernel reads
 
 
@@ -28,7 +30,7 @@ def roi_levels(boxes: Tensor, *, min_level: int = 2, max_level: int = 5, aws: bo
     """
     width, height = (boxes[..., 2:] - boxes[..., :2]).clamp(min=0).unbind(-1)
     side = (width * height).sqrt() / CANONICAL_SIDE_PX
-    level = (CANONICAL_LEVEL + torch.log2(side if aws else side + 1e-6)).floor()
+    level = (CANONICAL_LEVEL + torch.log2(side if aws else side + LEVEL_EPSILON)).floor()
     # Clamped as a float: an empty box is at -inf, which has no integer.
     return level.clamp(min_level, max_level).to(torch.int64)
 
@@ -54,30 +56,64 @@ def multilevel_roi_align(
     sample clamped. Gradients reach the features only. Half precision is summed in float32. The result's memory is
     channels last.
     """
-    batch, channels = features[0].shape[:2]
-    num_boxes = boxes.shape[1]
-    dtype = features[0].dtype
-    pooled: Tensor
-    if kernels_for(features[0]) and dtype != torch.float64 and len(features) <= _KERNEL_LEVELS:
-        pooled = _pool_by_kernel(
+    (pooled,) = joint_roi_align(
+        features,
+        [boxes],
+        extents,
+        strides=strides,
+        levels=[levels],
+        resolutions=[resolution],
+        samples=samples,
+        half_pixel=half_pixel,
+    )
+    return pooled
+
+
+def joint_roi_align(
+    features: Sequence[Tensor],
+    boxes: Sequence[Tensor],
+    extents: Sequence[Tensor],
+    *,
+    strides: Sequence[int],
+    levels: Sequence[Tensor],
+    resolutions: Sequence[int],
+    samples: int = 2,
+    half_pixel: bool = True,
+) -> list[Tensor]:
+    """`multilevel_roi_align` of several lists of `boxes`, each with its `levels` and resolution, from the same maps.
+
+    On a GPU all lists are one operator, whose backward pass adds their gradients to one float32 sum per cell.
+    """
+    grids = [_Grid(resolution=resolution, samples=samples, half_pixel=half_pixel) for resolution in resolutions]
+    if kernels_for(features[0]) and features[0].dtype != torch.float64 and len(features) <= _KERNEL_LEVELS:
+        pooled: list[Tensor] = _pool_by_kernel(
             list(features),
-            boxes.detach().to(torch.float32),
+            [of_list.detach().to(torch.float32) for of_list in boxes],
             torch.stack([extent.to(torch.int64) for extent in extents]),
-            levels,
+            list(levels),
             list(strides),
-            resolution,
+            list(resolutions),
             samples,
             half_pixel,
         )
-        return pooled.permute(0, 1, 4, 2, 3)
+        return [bins.permute(0, 1, 4, 2, 3) for bins in pooled]
+    return [
+        _pool_by_rows(features, of_list, _sources(features, extents, strides, level), grid)
+        for of_list, level, grid in zip(boxes, levels, grids, strict=True)
+    ]
+
+
+def _pool_by_rows(features: Sequence[Tensor], boxes: Tensor, sources: _Sources, grid: _Grid) -> Tensor:
+    """The same in plain torch, for one list of `boxes` [B, K, 4] -> [B, K, C, r, r]."""
+    dtype, channels = features[0].dtype, features[0].shape[1]
     wide = torch.promote_types(dtype, torch.float32)
     table = torch.cat([feature.permute(0, 2, 3, 1).reshape(-1, channels) for feature in features]).to(wide)  # [R, C]
-    sources = _sources(features, extents, strides, levels)
     with torch.no_grad():
-        grid = _Grid(resolution=resolution, samples=samples, half_pixel=half_pixel)
         index, weight = _bin_taps(sources, boxes.to(wide), grid)
-    pooled = weighted_rows(table, index, weight)  # [N, C]
-    pooled = pooled.view(batch, num_boxes, resolution, resolution, channels)
+    # An exported program has torch's own operators alone, so that it runs without maskfleet.
+    sum_rows = _sum_of_rows if is_exporting() else weighted_rows
+    pooled: Tensor = sum_rows(table, index, weight)  # [N, C]
+    pooled = pooled.view(*boxes.shape[:2], grid.resolution, grid.resolution, channels)
     return pooled.permute(0, 1, 4, 2, 3).to(dtype)
 
 
@@ -88,6 +124,10 @@ def weighted_rows(table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
     The same bits whatever the number of threads: each output row is one sequential sum, and so is each row of the
     gradient. Only `table` gets a gradient.
     """
+    return _sum_of_rows(table, index, weight)
+
+
+def _sum_of_rows(table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
     return F.embedding_bag(index, table, mode="sum", per_sample_weights=weight)
 
 
@@ -205,54 +245,79 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
 weighted_rows.register_autograd(_backward, setup_context=_save_for_backward)
 
 
-_POOL = "(Tensor[] features, Tensor boxes, Tensor extents, Tensor levels, int[] strides, int resolution, int samples, "
-_POOL += "bool half_pixel) -> Tensor"
-_UNPOOL = "(Tensor gradient, Tensor boxes, Tensor extents, Tensor levels, int[] heights, int[] widths, int[] strides, "
-_UNPOOL += "int samples, bool half_pixel) -> Tensor[]"
+_POOL = "(Tensor[] features, Tensor[] boxes, Tensor extents, Tensor[] levels, int[] strides, int[] resolutions, "
+_POOL += "int samples, bool half_pixel) -> Tensor[]"
+_UNPOOL = "(Tensor[] gradients, Tensor[] boxes, Tensor extents, Tensor[] levels, int[] heights, int[] widths, "
+_UNPOOL += "int[] strides, int samples, bool half_pixel) -> Tensor"
 
 
 @torch.library.custom_op("maskfleet::roi_align", mutates_args=(), device_types="cuda", schema=_POOL)
-def _pool_by_kernel(*inputs: Any) -> Tensor:
-    """Bins [B, K, r, r, C] of `boxes` [B, K, 4]; `extents` are [L, B, 2]."""
+def _pool_by_kernel(*inputs: Any) -> list[Tensor]:
+    """Bins [B, K, r, r, C] of each list of `boxes` [B, K, 4]; `extents` are [L, B, 2]."""
     from maskfleet.ops.triton import roi_align as kernels
 
     return kernels.roi_align(*inputs)
 
 
 @_pool_by_kernel.register_fake
-def _(features: list[Tensor], *inputs: Any) -> Tensor:
-    _, _, levels, _, resolution, *_ = inputs
-    return features[0].new_empty(*levels.shape, resolution, resolution, features[0].shape[1])
+def _(features: list[Tensor], *inputs: Any) -> list[Tensor]:
+    _, _, levels, _, resolutions, *_ = inputs
+    return [
+        features[0].new_empty(*level.shape, resolution, resolution, features[0].shape[1])
+        for level, resolution in zip(levels, resolutions, strict=True)
+    ]
 
 
 @torch.library.custom_op("maskfleet::roi_align_backward", mutates_args=(), device_types="cuda", schema=_UNPOOL)
-def _unpool_by_kernel(*inputs: Any) -> list[Tensor]:
-    """Gradients [B, C, heights[l], widths[l]] of the maps from that of the bins [B, K, r, r, C]."""
+def _unpool_by_kernel(*inputs: Any) -> Tensor:
+    """Gradients of all maps as rows [R, C] float32, from those of the bins [B, K, r, r, C]."""
     from maskfleet.ops.triton import roi_align as kernels
 
     return kernels.roi_align_backward(*inputs)
 
 
 @_unpool_by_kernel.register_fake
-def _(gradient: Tensor, *inputs: Any) -> list[Tensor]:
+def _(gradients: list[Tensor], *inputs: Any) -> Tensor:
     _, _, _, heights, widths, *_ = inputs
-    batch, channels = gradient.shape[0], gradient.shape[4]
-    return [
-        gradient.new_empty(batch, height, width, channels).permute(0, 3, 1, 2)
-        for height, width in zip(heights, widths, strict=True)
-    ]
+    cells = sum(height * width for height, width in zip(heights, widths, strict=True))
+    batch, channels = gradients[0].shape[0], gradients[0].shape[-1]
+    return gradients[0].new_empty(batch * cells, channels, dtype=torch.float32)
 
 
-def _save_pool_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_pool_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     features, boxes, extents, levels, strides, _, samples, half_pixel = inputs
-    ctx.save_for_backward(boxes, extents, levels)
-    heights, widths = ([feature.shape[axis] for feature in features] for axis in (2, 3))
-    ctx.options = (heights, widths, strides, samples, half_pixel)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(extents, *boxes, *levels)
+    ctx.dtype, ctx.batch = features[0].dtype, features[0].shape[0]
+    ctx.sizes = tuple([feature.shape[axis] for feature in features] for axis in (2, 3))
+    ctx.options = (strides, samples, half_pixel)
 
 
-def _unpool(ctx: Any, gradient: Tensor) -> tuple[list[Tensor], None, None, None, None, None, None, None]:
-    maps = _unpool_by_kernel(gradient.contiguous(), *ctx.saved_tensors, *ctx.options)
-    return maps, None, None, None, None, None, None, None
+def _unpool(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
+    extents, *of_lists = ctx.saved_tensors
+    boxes, levels = of_lists[: len(gradients)], of_lists[len(gradients) :]
+    # A list whose bins nobody read has no gradient.
+    known = [
+        (gradient.contiguous(), of_list, level)
+        for gradient, of_list, level in zip(gradients, boxes, levels, strict=True)
+        if gradient is not None
+    ]
+    bins, some_boxes, some_levels = (list(column) for column in zip(*known, strict=True))
+    rows = _unpool_by_kernel(bins, some_boxes, extents, some_levels, *ctx.sizes, *ctx.options)
+    # Rounded here and not by the kernel, so that the compiler rounds where it adds the gradients of other operators.
+    maps = [part.to(ctx.dtype) for part in _as_maps(rows, ctx.batch, *ctx.sizes)]
+    return maps, [None] * len(boxes), None, [None] * len(levels), None, None, None, None
+
+
+def _as_maps(rows: Tensor, batch: int, heights: Sequence[int], widths: Sequence[int]) -> list[Tensor]:
+    """Rows [R, C] of the cells of all maps as maps [B, C, h, w], channels last."""
+    maps: list[Tensor] = []
+    first = 0
+    for height, width in zip(heights, widths, strict=True):
+        last = first + batch * height * width
+        maps.append(rows[first:last].view(batch, height, width, rows.shape[1]).permute(0, 3, 1, 2))
+        first = last
+    return maps
 
 
 _pool_by_kernel.register_autograd(_unpool, setup_context=_save_pool_for_backward)

@@ -46,10 +46,13 @@ def subsample_labels(labels: Tensor, noise: Tensor, *, num_samples: int, positiv
     max_positives = min(int(num_samples * positive_fraction), num_anchors)
     order = _unique_order(noise)
     positive, negative = labels == 1, labels == 0
-    kept_positive = positive & (order <= _kth_smallest(order, positive, max_positives))
+    # Both in one call: a GPU takes many passes over rows this long, and as long for one row as for two.
+    eligible = torch.where(torch.cat([positive, negative]), order.repeat(2, 1), _LAST)
+    smallest = eligible.topk(min(num_samples, num_anchors), largest=False).values
+    smallest = torch.nn.functional.pad(smallest, (1, 0), value=-1)  # so that entry k bounds k of them
+    of_positive, smallest = smallest.chunk(2)
+    kept_positive = positive & (order <= of_positive[:, max_positives, None])
     free = num_samples - kept_positive.sum(dim=-1, keepdim=True)  # [B, 1]
-    smallest = torch.where(negative, order, _LAST).topk(min(num_samples, num_anchors), largest=False).values
-    smallest = torch.nn.functional.pad(smallest, (1, 0), value=-1)  # so that entry k bounds k negatives
     kept_negative = negative & (order <= smallest.gather(1, free.clamp(max=smallest.shape[-1] - 1)))
     return torch.where(kept_positive | kept_negative, labels, -1)
 
@@ -94,13 +97,6 @@ def sample_rois(
         valid=is_taken,
         matched=torch.where(is_taken, matched.gather(1, index), 0),
     )
-
-
-def _kth_smallest(order: Tensor, eligible: Tensor, k: int) -> Tensor:
-    """The k-th smallest eligible entry of `order` [B, N] -> [B, 1]; above all if fewer, below all if k = 0."""
-    if k == 0:
-        return torch.full_like(order[:, :1], -1)
-    return torch.where(eligible, order, _LAST).topk(k, largest=False).values[:, -1:]
 
 
 def _unique_order(noise: Tensor) -> Tensor:

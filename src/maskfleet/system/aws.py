@@ -9,15 +9,16 @@ from maskfleet.errors import MaskfleetError
 
 _DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403"}
 _DENIED |= {"AllAccessDisabled", "AccountProblem"}
-_REJECTED = {"InvalidAccessKeyId", "InvalidClientTokenId", "AuthFailure", "SignatureDoesNotMatch"}
+_REJECTED = {"InvalidAccessKeyId", "InvalidClientTokenId", "AuthFailure", "SignatureDoesNotMatch", "RequestExpired"}
 _REJECTED |= {"InvalidToken", "ExpiredToken", "TokenRefreshRequired"}
+_REJECTED |= {"ExpiredTokenException", "UnrecognizedClientException", "InvalidSignatureException"}
 _CREDENTIALS = (
     "on a laptop run `aws sso login` or `aws configure`, or set AWS_PROFILE; in a pod give its service account a role "
     "(eks.amazonaws.com/role-arn, or an EKS Pod Identity association)"
 )
 
 
-def aws_session(need: str, *, region: str | None = None) -> Any:
+def aws_session(need: str, *, region: str | None = None, profile: str | None = None) -> Any:
     """A boto3 session for `need`, in `region` or else the one that AWS's own tools would take.
 
     boto3 reads AWS_DEFAULT_REGION alone; the AWS command line, EKS and our charts say AWS_REGION.
@@ -29,7 +30,7 @@ def aws_session(need: str, *, region: str | None = None) -> Any:
     from botocore.exceptions import ProfileNotFound
 
     try:
-        return boto3.Session(region_name=region or os.environ.get("AWS_REGION") or None)
+        return boto3.Session(region_name=region or os.environ.get("AWS_REGION") or None, profile_name=profile)
     except ProfileNotFound as error:
         raise MaskfleetError(str(error), remedy="set AWS_PROFILE to a profile of ~/.aws/config, or unset it") from error
 
@@ -51,11 +52,22 @@ def aws_client(session: Any, service: str, *, connections: int = 10, attempts: i
         raise MaskfleetError(f"cannot reach {service}: {error}", remedy="fix AWS_ENDPOINT_URL, or unset it") from error
 
 
+def without_dates(client: Any) -> Any:
+    """`client`, which from now on returns dates as text: parsing them takes most of the time of a long listing."""
+    from botocore.parsers import ResponseParserFactory
+
+    parsers = ResponseParserFactory()
+    parsers.set_parser_defaults(timestamp_parser=str)
+    client._endpoint._response_parser_factory = parsers
+    return client
+
+
 def aws_exceptions() -> tuple[type[Exception], ...]:
     """What boto3 raises, for an `except` clause; imported only then, because most machines need no boto3."""
     from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError  # a proxy answered with a page of its own
 
-    return BotoCoreError, ClientError
+    return BotoCoreError, ClientError, ResponseParserError
 
 
 def code_of(error: BaseException | None) -> str:
@@ -80,6 +92,11 @@ def aws_error(
             return kind("the AWS login has expired", remedy=_CREDENTIALS)
         case "NoRegionError":
             return kind(f"no AWS region to {action} in", remedy="set AWS_REGION")
+        case "ResponseParserError":
+            return kind(
+                f"the answer to {action} does not come from {service}: {' '.join(str(error).split())[:300]}",
+                remedy="check the network's proxy (HTTPS_PROXY) and AWS_ENDPOINT_URL; then run the same command again",
+            )
         case "EndpointConnectionError" | "ConnectTimeoutError" | "ConnectionClosedError" | "ReadTimeoutError":
             return kind(
                 f"cannot reach {service} to {action}: {error}",

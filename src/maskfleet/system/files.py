@@ -20,14 +20,15 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from maskfleet.errors import MaskfleetError
 
-_TEMPORARY = ".*.tmp"
+_TEMPORARIES = (".*.tmp", ".tmp*")  # ours, and those of safetensors
 _NAME_CHARACTERS = 40  # of the target's name in the temporary one: a file name has at most 255 bytes
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)  # some FUSE and network file systems; Windows
 
@@ -81,6 +82,13 @@ def write_once(path: Path, content: str) -> bool:
     return True
 
 
+def sync_open_file(descriptor: int, path: Path, *, is_new: bool) -> None:
+    """Sync what was appended to `path` to disk and, if the file is new, its entry in the folder."""
+    os.fsync(descriptor)
+    if is_new:
+        _sync_folder(path.parent)
+
+
 def move_into_place(temporary: Path, path: Path) -> None:
     """Rename a file that is completely written to `path`, on the same file system."""
     with temporary.open("r+b") as file:
@@ -91,8 +99,9 @@ def move_into_place(temporary: Path, path: Path) -> None:
 
 def remove_temporaries(folder: Path) -> None:
     """Delete the temporary files that killed writers left in `folder`, where nobody else may be writing now."""
-    for left in folder.glob(_TEMPORARY):
-        left.unlink(missing_ok=True)
+    for pattern in _TEMPORARIES:
+        for left in folder.glob(pattern):
+            left.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -125,6 +134,23 @@ def set_aside(path: Path) -> Iterator[None]:
     shutil.rmtree(aside)
 
 
+def cache_folder(kind: str, env: Mapping[str, str] = os.environ) -> Path:
+    """The user's folder for files that can be made or fetched again.
+
+    It is below MASKFLEET_CACHE, else below XDG_CACHE_HOME; in the temporary folder for a user without a home folder.
+    """
+    own = env.get("MASKFLEET_CACHE")
+    if own:
+        return Path(own).expanduser() / kind
+    base = Path(env.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        try:
+            base = Path.home() / ".cache"
+        except RuntimeError:  # containers run with user ids that have no account
+            base = Path(tempfile.gettempdir()) / f"cache-{os.getuid()}"
+    return base / "maskfleet" / kind
+
+
 def sha256(path: Path) -> str:
     """SHA-256 of a file, as hexadecimal digits."""
     with path.open("rb") as file:
@@ -143,7 +169,7 @@ def read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(f"{path} is not JSON: {error}") from error
     if not isinstance(data, dict):
         raise _damaged(f"{path} does not hold a JSON object")

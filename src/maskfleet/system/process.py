@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shlex
 import signal
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from asyncio.subprocess import Process as AsyncProcess
 
 POLL_S = 0.1
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)  # loaded here: a child of a process with threads must do as little as possible
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -110,13 +113,16 @@ def start(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     output: Path | Literal["discard", "pipe", "inherit"] = "discard",
-    new_session: bool = True,
+    lifetime: Literal["independent", "session", "parent"] = "independent",
     private: bool = False,
+    pass_fds: Sequence[int] = (),
 ) -> Running:
     """Start a command and return at once; standard output and error are appended to the file `output`.
 
-    With `new_session` it outlives this process and its terminal, and Ctrl-C does not reach it. With `private` the
-    output and all files that the command creates are readable by their owner only.
+    An `independent` command has a session of its own: it outlives this process and its terminal, and Ctrl-C does not
+    reach it. With `session` it stays in the session of this process. With `parent` it has its own session, and the
+    kernel kills it when this process dies, however that happens; start it from the main thread, since the kernel looks
+    at the thread. With `private` the output and all files that the command creates are readable by their owner only.
     """
     target: int | None
     if isinstance(output, Path):
@@ -131,15 +137,29 @@ def start(
             stdin=None if output == "inherit" else subprocess.DEVNULL,
             stdout=target,
             stderr=subprocess.STDOUT if output == "pipe" else target,
-            start_new_session=new_session,
+            start_new_session=lifetime != "session",
             umask=0o077 if private else -1,
+            pass_fds=pass_fds,
+            preexec_fn=_dying_with(os.getpid()) if lifetime == "parent" else None,
         )
     except OSError as error:
         raise _not_started(argv, cwd, error) from error
     finally:
         if isinstance(output, Path) and target is not None:
             os.close(target)
-    return Running(process, leads_group=new_session)
+    return Running(process, leads_group=lifetime != "session")
+
+
+def _dying_with(parent: int) -> Callable[[], None]:
+    """For the child, between fork and exec: let the kernel kill it when `parent` dies."""
+
+    def bind() -> None:
+        # Other threads of the parent may have held locks at the fork: nothing here takes one.
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL.value, 0, 0, 0)
+        if os.getppid() != parent:  # it died before the call
+            os._exit(1)
+
+    return bind
 
 
 _detached: list[Running] = []  # kept, because Python warns of a process that runs on without its object
@@ -241,11 +261,11 @@ def stream(
         def between() -> None:
             """Pass stop requests on: here and not in the signal handler, where printing is not safe."""
             nonlocal reported
-            if len(received) > reported:
-                if not reported:
+            before, reported = reported, len(received)
+            if reported > before:
+                if not before:
                     process.send_signal(signal.SIGINT)
-                asked_to_stop(len(received) if reported else 1)
-                reported = len(received)
+                asked_to_stop(reported if before else 1)  # may raise: the request is passed on already
             tick()
 
         try:

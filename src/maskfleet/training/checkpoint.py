@@ -5,10 +5,12 @@ The format is described where checkpoints are read, in `model/weights/checkpoint
 
 from __future__ import annotations
 
-import errno
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -16,7 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from maskfleet.errors import TrainingError
-from maskfleet.model.weights.checkpoint import FORMAT, CheckpointFolder, Snapshot
+from maskfleet.log import logger
+from maskfleet.model.weights.checkpoint import FORMAT, CheckpointFolder, Snapshot, read_manifest
 from maskfleet.system.files import remove_temporaries, replacing_by_path, sha256, write_atomically
 
 
@@ -27,22 +30,46 @@ class CheckpointStore:
         self.saved = CheckpointFolder(folder)
         self._keep_last = keep_last
         self._writer: threading.Thread | None = None
-        self._failure: TrainingError | None = None
+        self._failure: BaseException | None = None
         self._copies = HostCopies()
 
     def reserve(self, tensors: dict[str, Tensor]) -> None:
         """Allocate host memory for copies of such tensors now, so that the first `save` need not."""
         self._copies.reserve(tensors)
 
-    def save(self, snapshot: Snapshot, *, best: bool = False) -> None:
-        """Copy `snapshot` and write the copy in the background; pruning keeps the newest one marked `best`.
+    def clean_up(self, resumed_step: int | None) -> None:
+        """Delete what killed processes left, and what pruning would; only for the process that holds the run's lock.
+
+        The checkpoint at `resumed_step` was read and is intact. None: there is no checkpoint, and only temporary files
+        are deleted. A file without a manifest stays until a newer checkpoint exists: its manifest may have been lost.
+        """
+        with self._explained():
+            remove_temporaries(self.saved.folder)
+            if resumed_step is None:
+                return
+            for step in self.saved.orphan_steps():
+                if step < resumed_step:
+                    self.saved.path(step).unlink(missing_ok=True)
+            self._prune(resumed_step)
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Copy `snapshot` and write the copy in the background.
 
         Blocks until the copy is made and the previous write has finished.
         """
         self.wait()
         copied = Snapshot(snapshot.step, self._copies.of(snapshot.tensors), snapshot.numbers)
-        self._writer = threading.Thread(target=self._write, args=(copied, best), name="checkpoint-writer")
+        self._writer = threading.Thread(target=self._write, args=(copied,), name="checkpoint-writer")
         self._writer.start()
+
+    def update(self, step: int, numbers: dict[str, Any], *, best: bool) -> None:
+        """Replace `numbers` of the checkpoint at `step`, the newest one; mark it if it is the best, to be kept."""
+        self.wait()
+        path = self.saved.path(step)
+        with self._explained():
+            manifest = read_manifest(path)
+            _write_manifest(path, manifest | {"numbers": manifest["numbers"] | numbers, "best": best})
+            self._prune(step)
 
     def wait(self) -> None:
         """Block until the last save is on the disk; raises its error if it failed."""
@@ -53,24 +80,38 @@ class CheckpointStore:
             failure, self._failure = self._failure, None
             raise failure
 
-    def _write(self, snapshot: Snapshot, best: bool) -> None:
+    def _write(self, snapshot: Snapshot) -> None:
         try:
-            remove_temporaries(self.saved.folder)  # a killed run leaves one as large as a checkpoint
-            write_checkpoint(self.saved.path(snapshot.step), snapshot, best=best)
-            self._prune()
-        except OSError as error:
-            self._failure = _disk_error(error, self.saved.folder)
-        except SafetensorError as error:  # safetensors raises this instead of OSError when a write fails
-            self._failure = _disk_error(OSError(errno.EIO, str(error)), self.saved.folder)
+            with self._explained():
+                write_checkpoint(self.saved.path(snapshot.step), snapshot)
+                self._prune(snapshot.step)
+        except BaseException as error:  # whatever it is, `wait` raises it: the run must not continue as if it had saved
+            self._failure = error
 
-    def _prune(self) -> None:
-        steps = self.saved.steps()
-        kept = {*steps[-self._keep_last :], self.saved.best_step()}
-        for step in steps:
-            if step not in kept:
-                path = self.saved.path(step)
-                path.with_suffix(".json").unlink()  # first: a file without a manifest is not a checkpoint
-                path.unlink(missing_ok=True)
+    def _prune(self, newest: int) -> None:
+        """Keep the newest intact checkpoints, the best one, and no others; `newest` is known to be intact.
+
+        Checkpoints after `newest` are damaged: the run would have resumed from them otherwise.
+        """
+        intact = [step for step in self.saved.intact_steps() if step <= newest]
+        best = [step for step in intact if read_manifest(self.saved.path(step)).get("best")]
+        kept = {*intact[-self._keep_last :], *best[-1:]}
+        for step in self.saved.steps():
+            if step in kept:
+                continue
+            path = self.saved.path(step)
+            if step not in intact:
+                logger.warning("deleting checkpoint %s, which is damaged; step %d is intact", path, newest)
+            path.with_suffix(".json").unlink(missing_ok=True)  # first: a file without a manifest is not a checkpoint
+            path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn errors of the disk and of memory into errors with a remedy."""
+        try:
+            yield
+        except (OSError, SafetensorError, MemoryError) as error:  # safetensors raises its own when a write fails
+            raise _not_written(error, self.saved) from error
 
 
 def write_checkpoint(path: Path, snapshot: Snapshot, *, best: bool = False) -> None:
@@ -81,6 +122,10 @@ def write_checkpoint(path: Path, snapshot: Snapshot, *, best: bool = False) -> N
         save_file(snapshot.tensors, temporary, metadata=header)
         digest, size = sha256(temporary), temporary.stat().st_size
     manifest = {"format": FORMAT, "step": snapshot.step, "size": size, "sha256": digest, "best": best}
+    _write_manifest(path, manifest)
+
+
+def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:
     write_atomically(path.with_suffix(".json"), json.dumps(manifest))
 
 
@@ -111,13 +156,14 @@ class HostCopies:
         return {name: self._buffers[name] for name in tensors}
 
 
-def _disk_error(error: OSError, folder: Path) -> TrainingError:
-    if error.errno == errno.ENOSPC or "No space left" in str(error):
+def _not_written(error: Exception, saved: CheckpointFolder) -> TrainingError:
+    older = "the older checkpoints are intact" if saved.intact_steps() else "there is no older checkpoint"
+    if "No space left" in str(error):  # both as text of OSError and as text inside a SafetensorError
         return TrainingError(
-            f"No space left on device for a checkpoint in {folder}; the older checkpoints are intact",
+            f"No space left on device for a checkpoint in {saved.folder}; {older}",
             remedy="free some space or lower checkpoint.keep_last, then run the same command again",
         )
     return TrainingError(
-        f"a checkpoint could not be written to {folder}: {error}; the older checkpoints are intact",
-        remedy="check the disk, then run the same command again",
+        f"a checkpoint could not be written to {saved.folder}: {str(error) or type(error).__name__}; {older}",
+        remedy="check the disk and the free memory, then run the same command again",
     )

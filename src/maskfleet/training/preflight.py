@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from maskfleet.config.run import RunConfig
-from maskfleet.data.checks.annotations import check_split
 from maskfleet.data.checks.problems import bad_images, raise_for, summarise
+from maskfleet.data.checks.together import check_data
+from maskfleet.data.files.root import open_root
 from maskfleet.data.store.annotations import AnnotationStore
 from maskfleet.data.store.dataset import open_stores
-from maskfleet.errors import ConfigError, DataError, WeightsError
-from maskfleet.log import logger
+from maskfleet.errors import ConfigError, MaskfleetError, WeightsError
+from maskfleet.log import count_text, logger
+from maskfleet.model.weights.zoo.cache import cached, fetch
+from maskfleet.model.weights.zoo.catalogue import zoo_file
 from maskfleet.training.distributed import Ranks
+from maskfleet.training.ranks.agreement import expect_same_data
+from maskfleet.training.ranks.per_host import first_on_host
 
 CHECK_THREADS = 8
 
@@ -32,47 +37,42 @@ class RunData:
 def open_data(config: RunConfig, ranks: Ranks) -> RunData:
     """Open and check the training and validation sets of `config`."""
     train, val = _open_stores(config, ranks)
+    expect_same_data(ranks, [*train, *val])
     skip = _broken_images(config, [*train, *val], ranks)
-    return RunData(train, val, skip[: len(train)], skip[len(train) :], _shared_categories([*train, *val]))
+    categories: list[dict[str, object]] = [{"id": one.id, "name": one.name} for one in train[0].categories]
+    return RunData(train, val, skip[: len(train)], skip[len(train) :], categories)
 
 
 def _open_stores(config: RunConfig, ranks: Ranks) -> tuple[list[AnnotationStore], list[AnnotationStore]]:
-    """Training and validation stores; rank 0 builds them, then the other ranks open them."""
-    if not ranks.worker.is_chief:
-        ranks.barrier()
-    train, val = open_stores(config.data, config.data.train), open_stores(config.data, config.data.val)
+    """Training and validation stores; rank 0 builds them, then the first rank of a host that does not share its files.
+
+    The other ranks open them.
+    """
+
+    def opened() -> tuple[list[AnnotationStore], list[AnnotationStore]]:
+        return open_stores(config.data, config.data.train), open_stores(config.data, config.data.val)
+
     if ranks.worker.is_chief:
-        ranks.barrier()
-    return train, val
+        opened()
+    ranks.barrier()
+    with first_on_host(ranks):
+        return opened()
 
 
 def _broken_images(config: RunConfig, stores: Sequence[AnnotationStore], ranks: Ranks) -> list[set[int]]:
     """Ids of images to leave out, by store; all problems are logged, and are errors unless `data.on_bad` is skip."""
-    broken: list[set[int]] = []
+    broken: list[list[int]] = []
     if ranks.worker.is_chief:
-        problems = [check_split(store, workers=CHECK_THREADS) for store in stores]
+        problems = check_data(stores, workers=lambda _: CHECK_THREADS, listed=True)
         all_problems = [problem for of_store in problems for problem in of_store]
         if any(problem.severity == "error" for problem in all_problems):
             logger.warning("%s", summarise(all_problems))
         elif all_problems:
-            logger.info("%d warnings about the data; `maskfleet data inspect` lists them", len(all_problems))
+            num_warnings = count_text(len(all_problems), "warning")
+            logger.info("%s about the data; `maskfleet data inspect` gives details", num_warnings)
         raise_for(all_problems, config.data.on_bad)
-        broken = [bad_images(of_store) for of_store in problems]
-    shared: list[set[int]] = ranks.broadcast(broken)
-    return shared
-
-
-def _shared_categories(stores: Sequence[AnnotationStore]) -> list[dict[str, object]]:
-    """Ids and names of the training categories; validation sets must have the same ids."""
-    first = [(category.id, category.name) for category in stores[0].categories]
-    for store in stores[1:]:
-        ids = [category.id for category in store.categories]
-        if ids != [identity for identity, _ in first]:
-            raise DataError(
-                f"{store.split.annotations} has other categories than {stores[0].split.annotations}",
-                remedy="give all sets of a run the same list of categories",
-            )
-    return [{"id": identity, "name": name} for identity, name in first]
+        broken = [sorted(bad_images(of_store)) for of_store in problems]
+    return [set(ids) for ids in ranks.broadcast(broken)]
 
 
 def check_backbone_weights(config: RunConfig) -> None:
@@ -88,14 +88,49 @@ def check_backbone_weights(config: RunConfig) -> None:
         )
 
 
+def fetch_weights(config: RunConfig, ranks: Ranks) -> None:
+    """Fetch the weights that a new run starts from to the cache, if they are published ones and not here.
+
+    One rank per host fetches; its error is that of all ranks there.
+    """
+    name = config.train.weights or config.model.backbone.weights
+    of_host, failure = ranks.of_host(), None
+    if name is not None and of_host.worker.is_chief:
+        try:
+            _fetch_missing(name, config)
+        except MaskfleetError as error:
+            failure = [error.what, error.remedy]
+    failure = of_host.broadcast(failure)
+    if failure is not None:
+        raise WeightsError(failure[0], remedy=failure[1])
+
+
+def _fetch_missing(name: str, config: RunConfig) -> None:
+    published = zoo_file(name)
+    if published is not None and _local_weights(name, config) is None and cached(published) is None:
+        logger.info("%s is not here: fetching it from %s", name, published.urls(None)[-1])
+        logger.info("the weights are in %s; later runs use them from there", fetch(published))
+
+
 def found_weights(name: str, config: RunConfig) -> Path:
-    """The weights file `name`, relative to the working directory or to `data.root`."""
-    for path in (Path(name).expanduser(), Path(config.data.root).expanduser() / name):
-        if path.is_dir() and (path / "model.safetensors").exists():  # the directory of a finished run
-            return path / "model.safetensors"
-        if path.is_file():
-            return path
-    raise WeightsError(
-        f"there are no weights at {name} or under {config.data.root}",
-        remedy="put the file there, give its path, or train from random weights with --recipe scratch",
-    )
+    """The weights file `name`, relative to the working directory or to `data.root`, or published ones in the cache."""
+    path, published = _local_weights(name, config), zoo_file(name)
+    if path is None and published is not None:
+        path = cached(published)
+    if path is None:
+        raise WeightsError(
+            f"there are no weights at {name} or under {config.data.root}",
+            remedy="put the file there, give its path or a name that `maskfleet weights list` shows, or train from "
+            "random weights with --recipe scratch",
+        )
+    return path
+
+
+def _local_weights(name: str, config: RunConfig) -> Path | None:
+    here = Path(name).expanduser()
+    if (here / "model.safetensors").exists():  # the directory of a finished run
+        return here / "model.safetensors"
+    if here.is_file():
+        return here
+    root = open_root(config.data.root, config.data)
+    return root.file(f"{name}/model.safetensors") or root.file(name)

@@ -25,11 +25,15 @@ class Schedule:
     warmup_start_lr: float
     warmup_steps: int
     drops: tuple[tuple[int, float], ...]  # (first step, factor on the full rate), in ascending order
+    cosine: bool = False  # instead of the drops, the rate falls along half a cosine wave
 
     def lr_at(self, step: int) -> float:
         """Learning rate of step `step`, counted from 0."""
         if step < self.warmup_steps:
             return self.warmup_start_lr + step / self.warmup_steps * (self.full_lr - self.warmup_start_lr)
+        if self.cosine:
+            share = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
+            return self.full_lr * (1 + math.cos(math.pi * min(share, 1.0))) / 2
         return self.full_lr * next((factor for first_step, factor in reversed(self.drops) if step >= first_step), 1.0)
 
     def updates_after(self, step: int) -> bool:
@@ -44,11 +48,11 @@ class Schedule:
 def schedule_for(train: TrainConfig, *, world_size: int, steps_per_pass: int) -> Schedule:
     """The schedule of `train` on `world_size` ranks, where one pass over the data takes `steps_per_pass` steps."""
     if train.epoch_schedule == "auto":
-        train = replaced(train, {"epoch_schedule": auto_epochs(steps_per_pass * world_size * train.images_per_gpu)})
-    images_per_step = world_size * train.images_per_gpu
+        train = replaced(train, {"epoch_schedule": auto_epochs(steps_per_pass * world_size * train.batch_size)})
+    images_per_step = world_size * train.batch_size
     steps_per_update = math.ceil(train.accumulate_to_images / images_per_step)
     steps_per_epoch = _steps_per_epoch(train, images_per_step, steps_per_pass)
-    drops, total_steps = _drops(train, images_per_step, steps_per_epoch)
+    drops, total_steps = _scaled(train, steps_per_epoch, *_drops(train, images_per_step, steps_per_epoch))
     return Schedule(
         images_per_step=images_per_step,
         steps_per_update=steps_per_update,
@@ -58,6 +62,7 @@ def schedule_for(train: TrainConfig, *, world_size: int, steps_per_pass: int) ->
         warmup_start_lr=train.warmup_init_lr * REFERENCE_BATCH / train.base_lr_images,
         warmup_steps=min(train.warmup_steps, total_steps // 2),
         drops=drops,
+        cosine=train.decay == "cosine",
     )
 
 
@@ -91,6 +96,19 @@ def _drops(train: TrainConfig, images_per_step: int, steps_per_epoch: int) -> tu
             remedy="lengthen train.step_schedule or train.epoch_schedule, or use fewer images per update",
         )
     return drops, total
+
+
+def _scaled(
+    train: TrainConfig, steps_per_epoch: int, drops: tuple[tuple[int, float], ...], total_steps: int
+) -> tuple[tuple[tuple[int, float], ...], int]:
+    """The schedule, stretched or shortened to `train.epochs` or `train.steps` if one of them is set."""
+    if train.epochs is not None:
+        length = math.ceil(train.epochs * steps_per_epoch)
+    elif train.steps is not None:
+        length = train.steps
+    else:
+        return drops, total_steps
+    return tuple((step * length // total_steps, factor) for step, factor in drops), length
 
 
 def _real_step(train: TrainConfig, step: int, images_per_step: int, steps_per_epoch: int) -> int:

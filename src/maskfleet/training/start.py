@@ -24,11 +24,13 @@ class TrainingResult:
     metrics: dict[str, float]  # last value of every metric in metrics.jsonl
 
 
-def train(config: RunConfig | None, run_dir: str | Path, *, wait_s: float = 0) -> TrainingResult:
+def train(
+    config: RunConfig | None, run_dir: str | Path, *, wait_s: float = 0, device: str | None = None
+) -> TrainingResult:
     """Train `config` in `run_dir`, or resume the run that is there from its newest checkpoint.
 
     None takes the configuration of the run in `run_dir`. If another process trains there, wait up to `wait_s` seconds
-    for it to finish.
+    for it to finish. `device` is `cpu`, `cuda` or `cuda:1`; None is the first GPU, or the CPU if there is none.
 
         config = maskfleet.recipe("scratch", {"data.root": "/data/mine"})
         result = maskfleet.train(config, "runs/mine")
@@ -43,7 +45,7 @@ def train(config: RunConfig | None, run_dir: str | Path, *, wait_s: float = 0) -
             remedy='give a configuration: maskfleet.recipe("scratch", {"data.root": …})',
         )
     config = with_found_splits(config)
-    run.train(config, folder, wait_s=wait_s)
+    run.train(config, folder, wait_s=wait_s, device=device)
     records = read_metrics(folder)
     ap = f"mAP({'segm' if config.model.mask else 'bbox'})/IoU=0.5:0.95"
     values = [record[ap] for record in records if math.isfinite(record.get(ap, math.nan))]

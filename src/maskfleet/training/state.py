@@ -14,7 +14,7 @@ from maskfleet.data.pipeline.loader import TrainLoader
 from maskfleet.errors import TrainingError
 from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.model.weights.checkpoint import Snapshot
-from maskfleet.training.optim import load_momentum, momentum_state, trainable
+from maskfleet.training.optim import load_optimizer_state, optimizer_state, state_shapes
 from maskfleet.training.step.ema import Ema
 from maskfleet.training.step.precision import Precision
 
@@ -27,6 +27,9 @@ class Progress:
     shift: int = 0  # added to `step` gives `done`; not 0 once the number of images per step has changed
     best_ap: float | None = None
     best_step: int | None = None
+    evaluation_due: bool = False  # the weights after `step` are to be evaluated before the next step
+    reached_targets: bool = False  # the last evaluation did, so that the run is over
+    evaluations_since_best: int = 0
     elapsed_s: float = 0.0  # training time of earlier processes
     started_at: float = field(default_factory=time.monotonic)
 
@@ -46,7 +49,7 @@ class Parts:
     """What changes while a run trains."""
 
     model: MaskRCNN
-    optimizer: torch.optim.SGD
+    optimizer: torch.optim.Optimizer
     precision: Precision
     ema: Ema | None
     loader: TrainLoader
@@ -59,10 +62,14 @@ def snapshot_of(
     config: RunConfig,
     categories: list[dict[str, Any]],
     metrics: list[dict[str, Any]],
+    compiled: bool,
 ) -> Snapshot:
-    """Everything needed to resume from `progress`; `metrics` are the sums that each rank has not yet written."""
+    """Everything needed to resume from `progress`; `metrics` are the sums that each rank has not yet written.
+
+    `compiled` is how the last step was computed: a run that resumes does its first step in the same way.
+    """
     tensors = {f"model/{name}": tensor for name, tensor in parts.model.state_dict().items()}
-    tensors |= {f"momentum/{name}": tensor for name, tensor in momentum_state(parts.model, parts.optimizer).items()}
+    tensors |= optimizer_state(parts.model, parts.optimizer)
     if parts.ema is not None:
         tensors |= {f"ema/{name}": tensor for name, tensor in parts.ema.averages.items()}
     tensors["rng/cpu"] = torch.get_rng_state()
@@ -75,25 +82,36 @@ def snapshot_of(
         "metrics": metrics,
         "world_size": len(metrics),
         "images_per_step": parts.loader.images_per_step,
-        "best_ap": progress.best_ap,
-        "best_step": progress.best_step,
-        "elapsed_s": progress.training_s,
+        "compiled": compiled,
+        **numbers_after_evaluation(progress),
         "categories": categories,
         "config": config.model_dump(mode="json"),
     }
     return Snapshot(progress.done, tensors, numbers)
 
 
+def numbers_after_evaluation(progress: Progress) -> dict[str, Any]:
+    """The numbers of a snapshot that an evaluation of its weights changes."""
+    return {
+        "best_ap": progress.best_ap,
+        "best_step": progress.best_step,
+        "evaluation_due": progress.evaluation_due,
+        "reached_targets": progress.reached_targets,
+        "evaluations_since_best": progress.evaluations_since_best,
+        "elapsed_s": progress.training_s,
+    }
+
+
 def tensors_to_save(parts: Parts) -> dict[str, Tensor]:
-    """Tensors of the shapes of a later snapshot, before the optimizer has momentum."""
+    """Tensors of the shapes of a later snapshot, before the optimizer has a state."""
     tensors = {f"model/{name}": tensor for name, tensor in parts.model.state_dict().items()}
-    return tensors | {f"momentum/{name}": parameter for name, parameter in trainable(parts.model).items()}
+    return tensors | state_shapes(parts.model, parts.optimizer)
 
 
 def restore(parts: Parts, snapshot: Snapshot) -> Progress:
     """Load `snapshot` into `parts`, all but the loader, which was built from it."""
     _load_model(parts.model, snapshot.under("model/"))
-    load_momentum(parts.model, parts.optimizer, snapshot.under("momentum/"))
+    load_optimizer_state(parts.model, parts.optimizer, snapshot.tensors)
     averages = snapshot.under("ema/")
     if parts.ema is not None and averages:
         for name, tensor in averages.items():
@@ -109,6 +127,9 @@ def restore(parts: Parts, snapshot: Snapshot) -> Progress:
         shift=snapshot.step - position,
         best_ap=snapshot.numbers["best_ap"],
         best_step=snapshot.numbers["best_step"],
+        evaluation_due=snapshot.numbers.get("evaluation_due", False),
+        reached_targets=snapshot.numbers.get("reached_targets", False),
+        evaluations_since_best=snapshot.numbers.get("evaluations_since_best", 0),
         elapsed_s=snapshot.numbers["elapsed_s"],
     )
 

@@ -16,7 +16,7 @@ from maskfleet.data.checks.problems import KINDS, Problem, bad_images, raise_for
 from maskfleet.data.checks.self_intersection import MAX_TESTED_POINTS, self_crossing_parts
 from maskfleet.data.image_header import read_image_header
 from maskfleet.data.store.annotations import AnnotationStore, clean_instances, open_store
-from maskfleet.data.store.coco import SplitPaths
+from maskfleet.data.store.splits import SplitPaths
 from maskfleet.data.synthetic.dataset import make_shapes
 from maskfleet.errors import DataError
 
@@ -208,6 +208,9 @@ ANNOTATION_FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "undecodable text": ("rle-broken", {"segmentation": {"size": [48, 64], "counts": "!!"}}),
     "text that ends early": ("rle-broken", {"segmentation": {"size": [48, 64], "counts": "PPP"}}),
     "no size": ("segmentation-broken", {"segmentation": {"counts": [0, 48 * 64]}}),
+    "crowd as text": ("crowd-value", {"iscrowd": "0"}),
+    "crowd as a count": ("crowd-value", {"iscrowd": 2}),
+    "crowd as an empty list": ("crowd-value", {"iscrowd": []}),
     "unknown image": ("unknown-image", {"image_id": 77}),
     "unknown category": ("unknown-category", {"category_id": 8}),
     "id used twice": ("duplicate-annotation", {"id": 1}),
@@ -217,8 +220,7 @@ ANNOTATION_FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("fault", list(ANNOTATION_FAULTS))
 def test_a_bad_annotation_is_named_and_the_others_are_not(fault: str, write_split: WriteSplit) -> None:
     kind, change = ANNOTATION_FAULTS[fault]
-    bad = annotation(5, image_id=2)
-    bad = {key: value for key, value in (bad | change).items() if value is not None}
+    bad = annotation(5, **{"image_id": 2, **change})
     split = write_split(coco_tree(annotation(1), bad, annotation(9, segmentation=WHOLE, iscrowd=1)))
     problem = the_only(check(split))
     assert problem.kind == kind
@@ -227,6 +229,10 @@ def test_a_bad_annotation_is_named_and_the_others_are_not(fault: str, write_spli
     assert problem.image_id == bad["image_id"]
     assert problem.what
     assert problem.remedy
+
+
+def test_true_and_false_are_crowd_values(write_split: WriteSplit) -> None:
+    assert check(write_split(coco_tree(annotation(1, iscrowd=False), annotation(2, iscrowd=True)))) == []
 
 
 def test_a_box_outside_by_a_rounding_error_is_accepted(write_split: WriteSplit) -> None:
@@ -285,8 +291,7 @@ def test_boxes_without_outlines_are_one_warning(write_split: WriteSplit) -> None
 def test_all_problems_come_together(write_split: WriteSplit) -> None:
     records = []
     for number, (_, change) in enumerate(ANNOTATION_FAULTS.values(), 10):
-        record = annotation(number, image_id=2) | change
-        records.append({key: value for key, value in record.items() if value is not None})
+        records.append(annotation(number, **{"image_id": 2, **change}))
     split = write_split(coco_tree(annotation(1), *records))
     (split.images / "1.jpg").unlink()
     kinds = {problem.kind for problem in check(split)}
@@ -380,4 +385,4 @@ def test_checks_work_on_a_reopened_store(split: SplitPaths) -> None:
     tree["annotations"][0]["category_id"] = 99
     split.annotations.write_text(json.dumps(tree))
     store = open_store(split)
-    assert check_annotations(AnnotationStore(store.path, split)) == check_annotations(store)
+    assert check_annotations(AnnotationStore(store.path, split, store.rules)) == check_annotations(store)

@@ -14,7 +14,7 @@ from maskfleet.data.checks.annotations import check_split
 from maskfleet.data.convert.convert import Converted, convert
 from maskfleet.data.convert.source import unique_names
 from maskfleet.data.store.annotations import open_store
-from maskfleet.data.store.coco import find_split
+from maskfleet.data.store.splits import find_split
 from maskfleet.data.synthetic.dataset import make_shapes
 from maskfleet.errors import DataError
 

@@ -4,6 +4,8 @@ import json
 import os
 import re
 from collections.abc import Callable
+from fractions import Fraction
+from itertools import combinations
 from pathlib import Path
 
 import cv2
@@ -26,7 +28,7 @@ from maskfleet.data.inspect.statistics import (
     size_shares,
 )
 from maskfleet.data.store.annotations import clean_instances, open_store
-from maskfleet.data.store.coco import SplitPaths
+from maskfleet.data.store.splits import SplitPaths
 from maskfleet.data.synthetic.dataset import make_shapes
 from maskfleet.errors import DataError
 
@@ -120,6 +122,53 @@ def test_padding_of_each_bucket_mode_is_as_worked_by_hand(write_split: WriteSpli
     assert uses["tight"].padding == pytest.approx(1 - 1067 / 1088)
     assert uses["none"].padding == pytest.approx(1 - 1067 / 1088)
     assert [(c.height, c.images) for c in uses["none"].canvases] == [(None, 2), (None, 0)]
+
+
+def slow_resized(height: int, width: int) -> tuple[int, int]:
+    """TensorPack's rule for one image, to a short side of 800 and a long side of at most 1344."""
+    scale = Fraction(800, min(height, width))
+    if max(height, width) * scale > 1344:
+        scale = Fraction(1344, max(height, width))
+    return max(1, int(height * scale + Fraction(1, 2))), max(1, int(width * scale + Fraction(1, 2)))
+
+
+def slow_tight(lengths: list[int]) -> list[int]:
+    """The canvas length of each image, by trying all choices of lengths; one more must save 3 % of the pixels."""
+    needed = [min(max(-(-length // 32) * 32, 800), 1344) for length in lengths]
+    best: list[int] = []
+    for number in (1, 2, 3):
+        tried = []
+        for chosen in combinations(sorted({*needed}), number):
+            if chosen[-1] == max(needed):
+                tried.append([min(one for one in chosen if one >= length) for length in needed])
+        if not tried or (best and sum(best) - min(map(sum, tried)) < 0.03 * sum(best)):
+            break
+        best = min(tried, key=sum)
+    return best
+
+
+def test_padding_is_that_of_a_slow_reference(write_split: WriteSplit) -> None:
+    random = np.random.default_rng(5)
+    tree = coco_tree(annotation(1), images=60)
+    ratios = random.choice([0.5, 0.67, 0.75, 1.0, 1.33, 1.5, 2.4], size=60) * random.normal(1, 0.01, size=60)
+    for image, ratio in zip(tree["images"], ratios, strict=True):
+        image |= {"height": 480, "width": round(480 * ratio)}
+    store = open_store(write_split(tree))
+    sizes = [slow_resized(image["height"], image["width"]) for image in tree["images"]]
+    filled = sum(height * width for height, width in sizes)
+    landscape = [width for height, width in sizes if height <= width]
+    portrait = [height for height, width in sizes if height > width]
+    pixels = {
+        "orientation": 800 * 1344 * 60,
+        "tight": 800 * sum(slow_tight(landscape) + slow_tight(portrait)),
+        "none": sum(-(-height // 32) * 32 * (-(-width // 32) * 32) for height, width in sizes),
+    }
+    uses = bucket_uses(store, short_edge_px=800, max_px=1344, divisor=32)
+    assert [use.mode for use in uses] == list(pixels)
+    for use in uses:
+        assert use.padding == pytest.approx(1 - filled / pixels[use.mode], abs=1e-12)
+        assert use.saved == pytest.approx(1 - pixels[use.mode] / pixels["orientation"], abs=1e-12)
+    assert uses[1].saved > 0.05
 
 
 def test_many_image_sizes_are_laid_on_a_grid(write_split: WriteSplit) -> None:
@@ -376,12 +425,15 @@ def test_another_format_is_recognised(tmp_path: Path) -> None:
     assert f"maskfleet data convert {tmp_path} NEW_FOLDER --from yolo" in error.value.remedy
 
 
-def test_splits_of_different_classes_are_noted(write_split: WriteSplit, tmp_path: Path) -> None:
+def test_splits_of_different_classes_are_an_error(write_split: WriteSplit, tmp_path: Path) -> None:
     split = write_split(coco_tree(annotation(1)))
     other = tmp_path / "other.json"
     other.write_text(json.dumps(coco_tree(annotation(1), categories=[{"id": 7, "name": "eight"}])))
     report = inspected(split, SplitPaths("other", other, split.images))
-    assert report.notes == ("train and other have different classes: 3 three, 7 eight, 7 seven",)
+    errors = [problem for problem in report.splits[1].problems if problem.severity == "error"]
+    assert [(problem.kind, problem.image_id) for problem in errors] == [("category-mismatch", None)]
+    assert "category 3 is missing here and 'three' there" in errors[0].what
+    assert "category 7 is 'eight' here and 'seven' there" in errors[0].what
 
 
 @pytest.mark.skipif("MASKFLEET_COCO" not in os.environ, reason="MASKFLEET_COCO names no COCO folder")

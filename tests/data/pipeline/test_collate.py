@@ -19,7 +19,7 @@ from maskfleet.data.pipeline.device_resize import resize_on_device
 from maskfleet.data.pipeline.geometry import Geometry
 from maskfleet.data.pipeline.samples import Preparation, Sample, train_sample
 from maskfleet.data.store.annotations import open_store
-from maskfleet.data.store.coco import SplitPaths
+from maskfleet.data.store.splits import SplitPaths
 from maskfleet.errors import DataError
 from maskfleet.ops.masks import mask_targets
 from maskfleet.ops.outlines import bitmap_edges

@@ -8,6 +8,8 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from maskfleet.batch import Batch
 from maskfleet.config.run import RunConfig
 from maskfleet.data.pipeline.build import build_eval_loader, build_train_loader, chosen_workers
 from maskfleet.data.pipeline.collate import EvalBatch
-from maskfleet.data.pipeline.loader import TrainLoader
+from maskfleet.data.pipeline.loader import MAX_INLINE_BYTES, TrainLoader
 from maskfleet.data.store.annotations import AnnotationStore
 from maskfleet.data.store.dataset import open_stores
 from maskfleet.data.synthetic.dataset import make_shapes
@@ -104,6 +106,25 @@ def test_stopped_after_any_batch_the_next_one_is_the_same_to_the_bit(shapes: Pat
         for step, batch in zip(range(cut, min(cut + 3, steps)), resumed.batches(cut, steps), strict=False):
             assert_same_bits(batch, whole[step])  # left in the middle each time: workers have more on the way
     resumed.close()
+
+
+def test_workers_started_ahead_make_the_batches_that_are_asked_for(shapes: Path) -> None:
+    alone = list(train_loader(run_config(shapes)).batches(2, 5))
+    before = torch.get_rng_state()
+    with closing(train_loader(run_config(shapes, num_workers=1))) as loader:
+        loader.start(2, 5)
+        after = torch.get_rng_state()
+        assert loader.pool._pool is not None
+        workers = loader.pool._pool._iterator._workers
+        started = list(loader.batches(2, 5))
+        loader.start(7, 9)
+        others = list(loader.batches(2, 5))  # something else than was announced
+        loader.start(2, 5)
+    assert torch.equal(after, before)  # initial weights are drawn after it
+    assert len(started) == len(others) == 3
+    for batch, expected in zip(started + others, alone * 2, strict=True):
+        assert_same_bits(batch, expected)
+    assert not any(worker.is_alive() for worker in workers)
 
 
 def test_a_fresh_process_resumes_from_the_saved_state_alone(shapes: Path) -> None:
@@ -303,6 +324,23 @@ def test_a_killed_worker_is_reported_and_the_loader_can_continue(shapes: Path) -
     loader.close()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_workers_and_their_fork_server_ignore_stop_requests(shapes: Path, number: signal.Signals) -> None:
+    loader = train_loader(run_config(shapes, num_workers=1))
+    batches = loader.batches(0, 6)
+    next(batches)
+    assert loader.pool._pool is not None
+    worker = loader.pool._pool._iterator._workers[0]  # type: ignore[union-attr]
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    for process_id in (worker.pid, server):
+        os.kill(process_id, number)
+    assert len(list(batches)) == 5
+    loader.close()
+    assert len(list(loader.batches(0, 2))) == 2, "the fork server starts new workers"
+    loader.close()
+    assert forkserver._forkserver._forkserver_pid == server  # type: ignore[attr-defined]
+
+
 def test_evaluation_shows_every_image_once_and_how_to_map_back(shapes: Path) -> None:
     config = run_config(shapes)
     store = open_stores(config.data, config.data.val)[0]
@@ -317,6 +355,18 @@ def test_evaluation_shows_every_image_once_and_how_to_map_back(shapes: Path) -> 
             assert batch.original_sizes[row].tolist() == [record.height, record.width]
             scale = batch.images.sizes[row] / batch.original_sizes[row]
             assert abs(scale[0] - scale[1]) < 0.02
+
+
+def test_only_large_tensors_of_a_worker_take_shared_memory(shapes: Path) -> None:
+    [batch] = (loader := train_loader(run_config(shapes, num_workers=1))).batches(0, 1)
+    loader.close()
+    [expected] = train_loader(run_config(shapes)).batches(0, 1)
+    assert_same_bits(batch, expected)
+    shared = [tensor for tensor in tensors(batch) if tensor.is_shared()]
+    assert batch.images.pixels.is_shared()
+    assert all(tensor.nbytes > MAX_INLINE_BYTES for tensor in shared)
+    assert sum(1 for _ in tensors(batch)) - len(shared) >= 8
+    batch.targets.boxes.add_(1)  # what arrives inside the message can be written to as well
 
 
 def test_a_rank_without_a_share_of_the_evaluation_has_no_batches(shapes: Path) -> None:

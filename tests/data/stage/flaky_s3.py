@@ -32,6 +32,11 @@ class Spoil:
 
 
 @dataclass(frozen=True)
+class Page:
+    """The page of a proxy, with status 200, in place of an answer of S3."""
+
+
+@dataclass(frozen=True)
 class Request:
     """What the proxy saw."""
 
@@ -45,7 +50,7 @@ class Request:
         return self.method == "GET" and "list-type" not in self.query
 
 
-Fault = Answer | Cut | Spoil
+Fault = Answer | Cut | Page | Spoil
 
 
 @dataclass
@@ -97,6 +102,9 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(fault, Answer):
             text = f"<Error><Code>{fault.code}</Code><Message>{fault.code}</Message></Error>".encode()
             self.reply(fault.status, [("Content-Type", "application/xml")], text)
+            return
+        if isinstance(fault, Page):
+            self.reply(200, [("Content-Type", "text/html")], b"<!doctype html><p>Log in to <b>our network</b>")
             return
         with closing(http.client.HTTPConnection(urlsplit(self.s3.behind).netloc)) as inner:
             inner.request(self.command, self.path, body, dict(self.headers.items()))

@@ -134,8 +134,8 @@ def test_a_file_where_a_folder_must_be_is_named(source: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("source", "destination", "message"),
     [
-        ("none", "there", "none is not a folder"),
-        ("a-file", "there", "a-file is not a folder"),
+        ("none", "there", "none does not exist"),
+        ("a-file", "there", "a-file is neither a folder nor a zip"),
         ("set", "a-file", "a-file is a file"),
         ("set", "set", "overlap"),
         ("set", "set/inside", "overlap"),

@@ -18,10 +18,12 @@ from typer.testing import CliRunner
 from maskfleet.cli import stage as stage_command
 from maskfleet.cli.data import app
 from maskfleet.cli.stage import Meter
+from maskfleet.data.stage.folder import Folder
 from maskfleet.data.stage.index import FileState, Index
 from maskfleet.data.stage.manifest import FileRecord, Item, line_of, records_of, size_text, why_refused
+from maskfleet.data.stage.parallel import in_parallel
 from maskfleet.data.stage.stage import stage
-from maskfleet.data.stage.transfer import Tally, in_parallel
+from maskfleet.data.stage.transfer import Tally
 from maskfleet.errors import DataError
 
 
@@ -93,18 +95,20 @@ def test_the_index_pages_through_more_files_than_a_page() -> None:
 def test_copied_files_are_reported_before_the_one_that_stops_all() -> None:
     broke = threading.Event()
 
-    def rows() -> Iterator[FileState]:
-        yield from (FileState(Item(path, 1), None, None, None) for path in "abcd")
+    def rows() -> Iterator[tuple[FileState, Folder]]:
+        yield from ((FileState(Item(path, 1), None, None, None), Folder(Path())) for path in "abcd")
         assert broke.wait(120)  # who asks for results is late: all of them are there at once
 
-    def work(file: FileState) -> FileRecord:
+    def work(origin: object, file: FileState) -> FileRecord:
         if file.item.path == "d":
             broke.set()
             raise OSError("the disk is gone")
         return FileRecord(file.item.path, 1, "0" * 64, "e")
 
     told: list[str] = []
-    results = in_parallel(rows(), work, Tally(files=4, total_bytes=4), workers=1, tick=lambda tally: None)
+    results = in_parallel(
+        rows(), work, Tally(files=4, total_bytes=4), workers=1, processes=None, tick=lambda tally: None
+    )
     with pytest.raises(OSError, match="the disk is gone"):
         told.extend(file.item.path for file, _ in results)
     assert sorted(told) == ["a", "b", "c"]
@@ -159,7 +163,7 @@ def test_the_command_ends_with_a_message_and_a_code(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "maskfleet", "data", "stage", str(tmp_path / "none"), str(tmp_path / "there")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "none is not a folder" in done.stderr
+    assert "none does not exist" in done.stderr
     assert "Traceback" not in done.stderr
 
 

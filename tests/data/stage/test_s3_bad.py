@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from flaky_s3 import Answer, Cut, FlakyS3, Request, Spoil
+from flaky_s3 import Answer, Cut, FlakyS3, Page, Request, Spoil
 from stage_server import bring, direct, files_in, numbered, put, write
 
 from maskfleet.data.stage import s3 as stage_s3
@@ -115,6 +115,49 @@ def test_a_broken_connection_is_opened_again_where_it_broke(s3: FlakyS3, tmp_pat
     assert [request.range for request in s3.requests if request.path.endswith("a.bin")][1].startswith("bytes=1")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [429, 500])
+def test_a_server_that_stays_overloaded_is_given_up_with_a_remedy(
+    s3: FlakyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr("maskfleet.system.s3.objects._BACKOFF_S", 0.001)
+    put(s3, numbered(3))
+    s3.fault = lambda request: (
+        Answer(status, {429: "SlowDown", 500: "InternalError"}[status]) if request.path.endswith("2.jpg") else None
+    )
+    with pytest.raises(DataError, match=r"S3 still answers \w+ after ten attempts to read") as caught:
+        bring("s3://coco-data/sets/coco", tmp_path / "efs")
+    assert "fewer --workers" in caught.value.remedy
+    s3.fault = lambda request: None
+    s3.requests.clear()
+    bring("s3://coco-data/sets/coco", tmp_path / "efs")
+    assert [path.rpartition("/")[2] for path in s3.gets() if path.endswith(".jpg")] == ["000000000002.jpg"]
+
+
+@pytest.mark.parametrize("is_at_start", [True, False], ids=["listing", "object"])
+def test_a_token_that_expires_is_named_and_the_staging_resumes(s3: FlakyS3, tmp_path: Path, is_at_start: bool) -> None:
+    put(s3, numbered(3))
+    expired = Answer(400, "ExpiredToken")
+    s3.fault = lambda request: expired if is_at_start or request.path.endswith("2.jpg") else None
+    with pytest.raises(DataError, match=r"does not accept the credentials in use \(ExpiredToken\)") as caught:
+        bring("s3://coco-data/sets/coco", tmp_path / "efs")
+    assert "aws sso login" in caught.value.remedy
+    s3.fault = lambda request: None
+    bring("s3://coco-data/sets/coco", tmp_path / "efs")
+    assert files_in(tmp_path / "efs") == numbered(3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_at_start", [True, False], ids=["listing", "object"])
+def test_the_page_of_a_proxy_is_not_taken_for_an_answer_of_s3(s3: FlakyS3, tmp_path: Path, is_at_start: bool) -> None:
+    put(s3, numbered(3))
+    s3.fault = lambda request: Page() if is_at_start or request.path.endswith("2.jpg") else None
+    with pytest.raises(DataError, match=r"is not S3's own|2\.jpg' has 46 bytes instead of"):
+        bring("s3://coco-data/sets/coco", tmp_path / "efs")
+    assert not (tmp_path / "efs" / "manifest.jsonl").exists()
+    assert not (tmp_path / "efs" / "train2017" / "000000000002.jpg").exists()
+
+
 def test_no_such_bucket(s3: FlakyS3, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the bucket of s3://no-such-bucket/x does not exist"):
         bring("s3://no-such-bucket/x", tmp_path / "efs")
@@ -154,7 +197,7 @@ def test_no_credentials(s3: FlakyS3, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_region_that_the_chart_sets_is_the_one_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
-    client = stage_s3._client(1)
+    client = stage_s3._new_client(1)
     try:
         assert client.meta.region_name == "eu-central-1"
     finally:

@@ -18,9 +18,15 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
 from maskfleet.data.store import build as store_build
-from maskfleet.data.store.annotations import AnnotationStore, clean_instances, images_with_objects, open_store
-from maskfleet.data.store.coco import SplitPaths, find_split
+from maskfleet.data.store.annotations import (
+    AnnotationStore,
+    ImageRules,
+    clean_instances,
+    images_with_objects,
+    open_store,
+)
 from maskfleet.data.store.columns import DamagedFileError, map_columns, write_columns
+from maskfleet.data.store.splits import SplitPaths, find_split
 from maskfleet.data.synthetic.dataset import make_shapes
 from maskfleet.errors import DataError
 
@@ -158,7 +164,7 @@ def test_a_damaged_store_is_built_again(split: SplitPaths, damage: Callable[[byt
     whole = path.read_bytes()
     path.write_bytes(damage(whole))
     with pytest.raises(DataError, match="cannot be read"):
-        AnnotationStore(path, split)
+        AnnotationStore(path, split, ImageRules())
     assert len(open_store(split)) == 3
     assert path.read_bytes() == whole
 
@@ -195,7 +201,7 @@ def test_an_existing_store_opens_where_nothing_can_be_written(
     built = open_store(split).path
     for note in built.parent.glob("*.json"):
         note.unlink()
-    monkeypatch.setattr(store_build, "_first_writable", lambda folders: None)
+    monkeypatch.setattr(store_build, "first_writable", lambda folders: None)
     assert open_store(split).path == built
     built.unlink()
     with pytest.raises(DataError, match="cannot be written"):
@@ -227,7 +233,7 @@ BUILD_AND_COUNT = """
 import sys
 from pathlib import Path
 from maskfleet.data.store import build as store_build
-from maskfleet.data.store.coco import SplitPaths, find_split
+from maskfleet.data.store.splits import SplitPaths, find_split
 from maskfleet.data.store.annotations import open_store
 built = []
 build = store_build._build

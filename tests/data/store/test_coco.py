@@ -11,16 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pycocotools import mask as coco_mask
 
-from maskfleet.data.store.coco import (
-    KIND_BROKEN,
-    KIND_NONE,
-    KIND_POLYGONS,
-    KIND_RLE,
-    find_split,
-    read_coco,
-    split_from_paths,
-    split_names,
-)
+from maskfleet.data.store.coco import KIND_BROKEN, KIND_NONE, KIND_POLYGONS, KIND_RLE, read_coco
+from maskfleet.data.store.splits import find_split, split_from_paths, split_names
 from maskfleet.errors import DataError
 from maskfleet.rle import RleError, check_runs, runs_from_text, text_from_runs
 
@@ -140,13 +132,16 @@ def test_a_missing_list_is_named(key: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"annotations": [{"id": 1, "image_id": 1}]}, "entry 0 of 'annotations' has no key 'category_id'"),
-        ({"annotations": [annotation(1), 5]}, "entry 1 of 'annotations' is not an object"),
-        ({"annotations": [annotation(1, id="one")]}, "wrong type"),
-        ({"images": [{"id": 1, "file_name": "a.jpg", "width": 3}]}, "entry 0 of 'images' has no key 'height'"),
-        ({"images": [{"id": 1, "width": 3, "height": 3}]}, "entry 0 of 'images' has no key 'file_name'"),
-        ({"categories": [{"name": "x"}]}, "entry 0 of 'categories' has no integer 'id'"),
-        ({"categories": [{"id": 4}]}, "entry 0 of 'categories' has no 'name'"),
+        ({"annotations": [{"id": 1, "image_id": 1}]}, r"entry 0 of 'annotations' \(id 1\) has no key 'category_id'"),
+        ({"annotations": [annotation(1), 5]}, "entry 1 of 'annotations' is 5, not an object"),
+        ({"annotations": [annotation(1, id="one")]}, "has 'id': \"one\", not an integer"),
+        (
+            {"images": [{"id": 1, "file_name": "a.jpg", "width": 3}]},
+            r"entry 0 of 'images' \(id 1\) has no key 'height'",
+        ),
+        ({"images": [{"id": 1, "width": 3, "height": 3}]}, r"entry 0 of 'images' \(id 1\) has no key 'file_name'"),
+        ({"categories": [{"name": "x"}]}, "entry 0 of 'categories' has no key 'id'"),
+        ({"categories": [{"id": 4}]}, r"entry 0 of 'categories' \(id 4\) has no key 'name'"),
         ({"images": {}}, "no list under key 'images'"),
         ({"info": annotation(9)}, "outside its lists"),
     ],
@@ -154,6 +149,33 @@ def test_a_missing_list_is_named(key: str) -> None:
 def test_a_record_without_a_needed_key_is_named(change: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_coco(json.dumps(coco_tree(annotation(1)) | change), HERE)
+
+
+def test_all_malformed_entries_are_listed_with_key_and_value() -> None:
+    tree = coco_tree(annotation(1), annotation(2, image_id="two", category_id=None), annotation(3, image_id=1.5))
+    tree["images"][1] |= {"width": None, "height": "48"}
+    tree["images"].append(annotation(4))
+    tree["categories"].append({"id": 9, "name": ["x" * 99]})
+    with pytest.raises(DataError) as error:
+        read_coco(json.dumps(tree), HERE)
+    first, *lines = error.value.what.splitlines()
+    assert str(HERE) in first
+    assert [line.strip() for line in lines] == [
+        "entry 1 of 'images' (id 2) has 'width': null, not an integer",
+        "entry 1 of 'images' (id 2) has 'height': \"48\", not an integer",
+        "entry 2 of 'images' belongs in 'annotations'",
+        "entry 1 of 'annotations' (id 2) has 'image_id': \"two\", not an integer",
+        "entry 1 of 'annotations' (id 2) has no key 'category_id'",
+        "entry 2 of 'annotations' (id 3) has 'image_id': 1.5, not an integer",
+        f"entry 2 of 'categories' (id 9) has 'name': [\"{'x' * 38}…, not a string",
+    ]
+
+
+def test_very_many_malformed_entries_are_counted() -> None:
+    with pytest.raises(DataError) as error:
+        read_coco(json.dumps(coco_tree(*[annotation(n, category_id="x") for n in range(250)])), HERE)
+    assert len(error.value.what.splitlines()) == 102
+    assert error.value.what.endswith("and 150 more")
 
 
 def test_a_json_list_is_not_coco() -> None:

@@ -11,7 +11,7 @@ import pytest
 from pycocotools import mask as coco_mask
 
 from maskfleet.data.store.annotations import images_with_objects, open_store
-from maskfleet.data.store.coco import find_split
+from maskfleet.data.store.splits import find_split
 from maskfleet.data.synthetic.dataset import SPLITS, ShapesSpec, _annotation, make_shapes
 from maskfleet.data.synthetic.shapes import KINDS, Scene, draw_scene, outline, visible_pixels
 from maskfleet.errors import ConfigError, DataError

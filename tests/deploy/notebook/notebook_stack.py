@@ -131,7 +131,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _write_events(folder: Path) -> None:
-    from maskfleet.training.output.sinks import Measurement
+    from maskfleet.training.output.measurement import Measurement
     from maskfleet.training.output.tensorboard import TensorBoard
 
     board = TensorBoard(folder)

@@ -76,6 +76,27 @@ def read_root(folder: Path) -> Root:
     return root
 
 
+def dependencies(folder: Path) -> dict[str, set[str]]:
+    """Addresses (`aws_vpc.this`, `local.name`) that each resource and local refers to.
+
+    Modules are left out: an output of one depends on some of its inputs, which only Terraform knows.
+    """
+    needs: dict[str, set[str]] = {}
+    for file in sorted(folder.glob("*.tf")):
+        with file.open(encoding="utf-8") as stream:
+            parsed: Json = hcl2.load(stream)
+        found = {
+            f"{_bare(type_name)}.{_bare(name)}": body
+            for entry in parsed.get("resource", [])
+            for type_name, named in entry.items()
+            for name, body in named.items()
+        }
+        found |= {f"local.{name}": body for entry in parsed.get("locals", []) for name, body in entry.items()}
+        for address, body in found.items():
+            needs[address] = {".".join(one) for text in _texts(body) for one in _references(text)}
+    return needs
+
+
 def _check_block(where: str, body: Json, block: Json, meta: set[str], meta_blocks: set[str]) -> list[str]:
     faults = []
     given = {_bare(name): value for name, value in body.items() if not name.startswith("__")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
@@ -14,70 +13,20 @@ import pytest
 import yaml
 from cluster_charts import checkov_findings, karpenter_complaints, kubernetes_complaints, of_kind, rendered
 from hcl_schema import check_root, read_root
+from terraform_addons import chart_values, evaluated, provider_free_copy, root
 
 from maskfleet.system.deploy_files import deploy_path
-from tools import run_tool, tool, try_tool
+from tools import run_tool
 
 SCHEMA = json.loads((Path(__file__).parent / "schemas" / "eks-addons.json").read_text(encoding="utf-8"))
-FROM_AWS = {
-    "region": "us-west-2",
-    "cluster_id": "demo",
-    "cluster_version": "1.35",
-    "cluster_endpoint": "https://0123456789ABCDEF.gr7.us-west-2.eks.amazonaws.com",
-    "cluster_ca": base64.b64encode(b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n").decode(),
-    "cluster_vpc": "vpc-0123456789abcdef0",
-    "node_role_name": "demo-gpu-node",
-    "karpenter_role_arn": "arn:aws:iam::123456789012:role/demo-karpenter",
-    "karpenter_queue": "demo-karpenter",
-    "autoscaler_role_arn": "arn:aws:iam::123456789012:role/demo-autoscaler",
-    "trainer_role_arn": "arn:aws:iam::123456789012:role/demo-trainer",
-    "staging_role_arn": "arn:aws:iam::123456789012:role/demo-staging",
-    "efs_id": "fs-0123456789abcdef0",
-    "efs_access_point_id": "fsap-0123456789abcdef0",
-    "fsx_id": "fs-0fedcba9876543210",
-    "fsx_dns": "fs-0fedcba9876543210.fsx.us-west-2.amazonaws.com",
-    "fsx_mount_name": "abcdefgh",
-    "efa_az": "us-west-2b",
-}
 # Default plugin folders; TF_PLUGIN_MIRROR names another one.
 PROVIDERS = ("aws", "helm", "kubernetes")
 PLUGIN_FOLDERS = ("/usr/share/terraform/plugins", "/usr/local/share/terraform/plugins", "~/.terraform.d/plugins")
 
 
-def root() -> Path:
-    return deploy_path("terraform", "eks", "addons")
-
-
 @pytest.fixture(scope="session")
 def provider_free(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The root's variables and values alone, for which Terraform needs no provider."""
-    tool("terraform")
-    folder = tmp_path_factory.mktemp("deploy") / "terraform" / "eks" / "addons"
-    folder.mkdir(parents=True)
-    (folder.parents[2] / "helm").symlink_to(deploy_path("helm"))
-    for name in ("variables.tf", "variables-charts.tf", "values.tf"):
-        shutil.copy(root() / name, folder)
-    outputs = {"output": {"values": {"value": "${local.values}"}}}
-    (folder / "outputs.tf.json").write_text(json.dumps(outputs), encoding="utf-8")
-    run_tool("terraform", "init", "-no-color", cwd=folder, CHECKPOINT_DISABLE="1")
-    return folder
-
-
-def evaluated(folder: Path, **variables: Any) -> tuple[int, str]:
-    """What Terraform makes of a set of variables: its exit status, and the values as JSON or its message."""
-    (folder / "test.auto.tfvars.json").write_text(json.dumps({**FROM_AWS, **variables}), encoding="utf-8")
-    done = try_tool("terraform", "apply", "-auto-approve", "-no-color", cwd=folder, CHECKPOINT_DISABLE="1")
-    if done.returncode != 0:
-        return done.returncode, re.sub(r"[\s│]+", " ", done.stderr)
-    return 0, run_tool("terraform", "output", "-json", "values", cwd=folder, CHECKPOINT_DISABLE="1")
-
-
-def chart_values(folder: Path, **variables: Any) -> dict[str, Any]:
-    code, text = evaluated(folder, **variables)
-    assert code == 0, text
-    values = json.loads(text)
-    assert isinstance(values, dict)
-    return values
+    return provider_free_copy(tmp_path_factory.mktemp("deploy"))
 
 
 def test_the_addons_root_is_formatted() -> None:
@@ -122,7 +71,7 @@ def planted(folder: Path, old: str, new: str) -> list[str]:
         ("local.values.karpenter)", "local.valeus.karpenter)", "local.valeus is not declared"),
         ("var.karpenter_version", "var.karpenter_versions", "var.karpenter_versions is not declared"),
         ("[helm_release.karpenter]", "[helm_release.carpenter]", "helm_release.carpenter is not declared"),
-        ("= var.node_volume_size }", "= 200 }", "var.node_volume_size is not used"),
+        ("= var.node_volume_size\n", "= 200\n", "var.node_volume_size is not used"),
         ('description = "Id of the VPC, for the load-balancer controller."', "", "var.cluster_vpc has no description"),
     ],
 )
@@ -177,7 +126,7 @@ def test_every_variable_and_output_of_the_addons_root_is_in_its_doc() -> None:
         assert f"`{name}`" in text, name
 
 
-@pytest.mark.parametrize("chart", ["mpi-operator", "gpu-nodes"])
+@pytest.mark.parametrize("chart", ["mpi-operator", "gpu-nodes", "queues"])
 def test_every_value_of_the_cluster_charts_is_in_the_doc(chart: str) -> None:
     text = (Path(__file__).parents[3] / "docs" / "run-anywhere" / "eks" / "addons.md").read_text(encoding="utf-8")
     values = yaml.safe_load((deploy_path("helm", chart) / "values.yaml").read_text(encoding="utf-8"))
@@ -212,7 +161,7 @@ def test_no_token_or_password_of_the_cluster_is_in_the_root() -> None:
         ("karpenter_role_arn", "demo"),
         ("karpenter_queue", "https://sqs.us-west-2.amazonaws.com/1/demo"),
         ("karpenter_namespace", "Kube"),
-        ("autoscaler_role_arn", ""),
+        ("autoscaler_role_arn", "demo"),
         ("load_balancer_role_arn", "demo"),
         ("kubeflow_namespace", "kube-system"),
         ("trainer_role_arn", "demo"),
@@ -231,6 +180,12 @@ def test_no_token_or_password_of_the_cluster_is_in_the_root() -> None:
         ("gpu_ami_alias", "al2@latest"),
         ("gpu_limit", 1.5),
         ("node_volume_size", 8),
+        ("node_volume_iops", 100),
+        ("node_volume_throughput", 5000),
+        ("node_instance_store", "RAID1"),
+        ("node_expire_after", "soon"),
+        ("node_max_pods", 3),
+        ("placement_group", "a\nb"),
         ("gpu_instances", ["big"]),
         ("efa_instances", ["p5"]),
         ("capacity_reservations", ["mine"]),
@@ -240,7 +195,15 @@ def test_no_token_or_password_of_the_cluster_is_in_the_root() -> None:
         ("autoscaler_version", "latest"),
         ("load_balancer_controller_version", "latest"),
         ("metrics_server_version", "latest"),
+        ("dcgm_exporter_version", "latest"),
         ("kueue_version", "latest"),
+        ("kueue_queue", "A queue"),
+        ("kueue_cluster_queue", "A queue"),
+        ("kueue_ready_timeout", "soon"),
+        ("existing_parts", ["vpc"]),
+        ("system_node_selector", {"a": "b c"}),
+        ("node_subnet_tags", {"a": ""}),
+        ("node_security_group_tags", {"": "a"}),
         ("mpi_operator_image", "repo:tag:"),
         ("mpi_operator_version", "0.4.0"),
         ("mpi_operator_digest", "sha256:1"),
@@ -271,14 +234,45 @@ def test_karpenter_accepts_the_pools_that_the_root_installs(provider_free: Path)
         capacity_reservations=["cr-0123"],
         reserved_only=True,
         node_tags={"team": "vision"},
+        node_volume_iops=16000,
+        node_volume_throughput=1000,
+        node_instance_store="RAID0",
+        node_expire_after="721h",
+        node_max_pods=58,
+        placement_group="fleet-efa",
         efs_id="",
     )["gpu_nodes"]
     manifests = rendered("gpu-nodes", values=chosen, release="gpu", namespace="kube-system")
     assert karpenter_complaints(manifests) == []
     text = yaml.safe_dump_all(manifests)
-    for expected in ("spot", "30m", "v20260101", "300Gi", "g5.xlarge", "p5.48xlarge", "cr-0123", "vision", "reserved"):
+    words = "spot 30m v20260101 300Gi g5.xlarge p5.48xlarge cr-0123 vision reserved 16000 1000 RAID0 721h fleet-efa"
+    for expected in (*words.split(), "maxPods: 58"):
         assert expected in text, expected
     assert "efs.csi.aws.com" not in text
+
+
+def test_a_changed_file_of_a_chart_changes_the_values_of_its_release(provider_free: Path) -> None:
+    # The Helm provider sees no other change of a local chart (terraform-provider-helm issue 515).
+    charts = provider_free.parents[2] / "helm"
+    names = {"gpu-nodes": "gpu_nodes", "mpi-operator": "mpi_operator", "queues": "queues", "storage": "storage"}
+    before = chart_values(provider_free)
+    ours = charts.resolve()
+    charts.unlink()
+    shutil.copytree(ours, charts)
+    try:
+        assert chart_values(provider_free) == before
+        for chart in names:
+            notes = charts / chart / "templates" / "NOTES.txt"
+            notes.write_text(notes.read_text(encoding="utf-8") + "more\n", encoding="utf-8")
+        after = chart_values(provider_free)
+    finally:
+        shutil.rmtree(charts)
+        charts.symlink_to(ours)
+    for name in names.values():
+        assert len(before[name]["global"]["chart_sha256"]) == 64
+        assert before[name]["global"] != after[name]["global"]
+    text = (root() / "releases.tf").read_text(encoding="utf-8")
+    assert set(re.findall(r'"\$\{local\.charts\}/([\w-]+)"', text)) == set(names)
 
 
 def test_every_set_of_values_goes_to_a_release(provider_free: Path) -> None:
@@ -314,10 +308,15 @@ def test_the_storage_that_the_root_installs_has_the_names_of_aws_samples(provide
     if not (deploy_path("helm") / "storage" / "Chart.yaml").exists():
         pytest.skip("deploy/helm/storage is not here")
     manifests = rendered("storage", values=chart_values(provider_free)["storage"], release="storage")
-    assert {one["metadata"]["name"] for one in of_kind(manifests, "PersistentVolumeClaim")} == {"pv-efs", "pv-fsx"}
+    claims = of_kind(manifests, "PersistentVolumeClaim")
+    ours = [one for one in claims if one["metadata"]["namespace"] == "kubeflow"]
+    assert {one["metadata"]["name"] for one in ours} == {"pv-efs", "pv-fsx"}
+    (job,) = of_kind(manifests, "Job")
+    assert job["spec"]["template"]["spec"]["nodeSelector"] == {"maskfleet/node": "system"}
     only_fsx = chart_values(provider_free, efs_id="", efs_access_point_id="")["storage"]
     claims = of_kind(rendered("storage", values=only_fsx, release="storage"), "PersistentVolumeClaim")
-    assert {one["metadata"]["name"] for one in claims} == {"pv-fsx"}
+    ours = [one for one in claims if one["metadata"]["namespace"] == "kubeflow"]
+    assert {one["metadata"]["name"] for one in ours} == {"pv-fsx"}
 
 
 def test_roles_go_to_the_service_accounts_that_the_aws_root_trusts(provider_free: Path) -> None:

@@ -19,9 +19,9 @@ SCHEMA = json.loads((HERE / "schemas" / "eks-aws.json").read_text(encoding="utf-
 DOC = HERE.parents[2] / "docs" / "run-anywhere" / "eks" / "terraform.md"
 OUTPUTS = (
     "cluster_vpc cluster_subnets cluster_id cluster_version cluster_endpoint cluster_ca cluster_oidc_arn node_role_arn "
-    "node_role_name efs_id efs_dns fsx_id fsx_dns fsx_mount_name fsx_subnet_az karpenter_queue karpenter_role_arn "
-    "karpenter_namespace efa_az staging_role_arn trainer_role_arn autoscaler_role_arn load_balancer_role_arn region "
-    "kubeflow_namespace data_bucket"
+    "node_security_group node_role_name efs_id efs_dns fsx_id fsx_dns fsx_mount_name fsx_subnet_az karpenter_queue "
+    "karpenter_role_arn karpenter_namespace efa_az staging_role_arn trainer_role_arn autoscaler_role_arn "
+    "load_balancer_role_arn region kubeflow_namespace data_bucket"
 )
 # The 47 variables of the stack that this one follows.
 SEED_VARIABLES = (
@@ -71,7 +71,7 @@ def test_the_policies_need_no_provider() -> None:
         ("retention_in_days = var.log_retention_days", 'retention_in_days = "long"', "is a string, not a number"),
         ("encrypted        = true", "encrypted        = 3", "encrypted is 3, not a boolean"),
         ('resource "aws_sqs_queue" "', 'resource "aws_sqs_line" "', "aws_sqs_line is not in the schema"),
-        ("aws_subnet.private[az].id", "aws_subnet.privat[az].id", "aws_subnet.privat is not declared"),
+        ("subnet in aws_subnet.private :", "subnet in aws_subnet.privat :", "aws_subnet.privat is not declared"),
         ("var.fsx_storage_capacity\n", "1200\n", "var.fsx_storage_capacity is not used"),
         ('events = ["NEW", "CHANGED"]', 'event = ["NEW", "CHANGED"]', "event is not an argument"),
         ("  queue_arn                = ", "  que_arn = ", "queue_arn is missing"),
@@ -150,8 +150,15 @@ def test_the_examples_name_variables_and_settings_that_exist() -> None:
 def test_nothing_of_the_root_is_open_to_the_world() -> None:
     text = "".join(file.read_text(encoding="utf-8") for file in ROOT.rglob("*.tf"))
     rules = re.findall(r'^.*"0\.0\.0\.0/0".*$', text, re.MULTILINE)
-    # Two routes out of the VPC, and no rule of a security group.
-    assert [one.split("=")[0].strip() for one in rules] == ["destination_cidr_block"] * 2
+    # Two routes, the nodes' egress out of the VPC, and a route that is read; no rule lets anyone in.
+    assert sorted(one.split("=")[0].strip() for one in rules) == [
+        "cidr_ipv4",
+        "destination_cidr_block",
+        "destination_cidr_block",
+        "for route in self.routes : route.cidr_block",
+    ]
+    opened = [f"{type_}.{name}" for _, type_, name, body in read_root(ROOT).blocks if "cidr_ipv4" in body]
+    assert opened == ["aws_vpc_security_group_egress_rule.internet"]
     assert "ipv6" not in re.sub(r"#.*", "", text)
 
 

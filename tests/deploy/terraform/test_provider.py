@@ -26,10 +26,11 @@ VARIABLES = {
     "import_path": "s3://my-bucket/ml-platform",
     "public_access_cidrs": ["203.0.113.7/32"],
     "load_balancer_controller_enabled": True,
+    "data_bucket_enabled": True,
     "fsx_enabled": False,  # moto's FSx never becomes available
 }
-# What moto 5.2 lacks: add-ons, access entries, pod identities, three calls of EFS and SQS that never end, and the
-# cluster's security group, for which a group of the test stands in.
+# What moto 5.2 lacks: add-ons, access entries, pod identities, calls of EFS, SQS and S3 that never end, and the
+# cluster's security group, for which a group of the test stands in. It has no placement groups either.
 OVERRIDE = """
 locals {
   cluster_security_group = aws_security_group.stand_in.id
@@ -41,11 +42,12 @@ resource "aws_eks_pod_identity_association" "data" { for_each = {} }
 resource "aws_efs_backup_policy" "this" { count = 0 }
 resource "aws_efs_file_system_policy" "this" { count = 0 }
 resource "aws_sqs_queue_policy" "karpenter" { count = 0 }
+resource "aws_s3_bucket_lifecycle_configuration" "data" { count = 0 }
 """
 STAND_IN = """
 resource "aws_security_group" "stand_in" {
   name   = "stand-in"
-  vpc_id = aws_vpc.this.id
+  vpc_id = local.vpc_id
   lifecycle {
     ignore_changes = [tags]
   }
@@ -60,8 +62,21 @@ PREFIXES = {
     "EventBridge": "events",
     "IAM": "iam",
     "KMS": "kms",
+    "S3": "s3",
     "SQS": "sqs",
     "STS": "sts",
+}
+
+
+# Calls of S3 that IAM has another name for.
+S3_ACTIONS = {
+    "HeadBucket": "ListBucket",
+    "ListObjectVersions": "ListBucketVersions",
+    "PutPublicAccessBlock": "PutBucketPublicAccessBlock",
+    "DeletePublicAccessBlock": "PutBucketPublicAccessBlock",
+    "PutBucketEncryption": "PutEncryptionConfiguration",
+    "DeleteBucketEncryption": "PutEncryptionConfiguration",
+    "DeleteBucketOwnershipControls": "PutBucketOwnershipControls",
 }
 
 
@@ -95,7 +110,7 @@ def run_blocks(name: str) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("name", ["plan", "refusals"])
+@pytest.mark.parametrize("name", ["options", "plan", "refusals"])
 def test_terraforms_own_tests_of_the_aws_root_pass(name: str, ready: tuple[Path, dict[str, str]]) -> None:
     folder, given = ready
     done = try_tool("terraform", "test", "-no-color", f"-filter=tests/{name}.tftest.hcl", cwd=folder, **given)
@@ -113,8 +128,6 @@ def test_every_validation_fails_once_in_terraforms_tests() -> None:
 @pytest.fixture
 def on_moto(ready: tuple[Path, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the root, initialized with state on disk, that uses moto as AWS."""
-    import boto3
-
     for name, value in {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
@@ -122,7 +135,6 @@ def on_moto(ready: tuple[Path, dict[str, str]], tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("MOTO_IAM_LOAD_MANAGED_POLICIES", "true")
     with moto_server(tmp_path / "moto.log") as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-        boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="my-bucket")
         folder, given = ready_copy(tmp_path)
         for name, value in given.items():
             monkeypatch.setenv(name, value)
@@ -150,6 +162,7 @@ def test_moto_applies_the_root_returns_its_outputs_and_destroys_it(
     group = boto3.client("eks", region_name="us-east-1").describe_nodegroup(clusterName="fleet", nodegroupName="system")
     assert group["nodegroup"]["capacityType"] == "ON_DEMAND"
     check_network(outputs)
+    check_bucket()
     check_roles(outputs)
     run_tool("terraform", "destroy", "-auto-approve", "-no-color", "-parallelism=20", cwd=on_moto)
     assert boto3.client("eks", region_name="us-east-1").list_clusters()["clusters"] == []
@@ -169,12 +182,13 @@ def called_actions(log: Path) -> set[str]:
         method = re.search(r"rpc\.method=(\w+)", line)
         service = re.search(r'rpc\.service=("?)([\w ]+?)\1(?: |$)', line)
         if method and service:
-            called.add(f"{PREFIXES[service.group(2)]}:{method.group(1)}")
+            action = S3_ACTIONS.get(method.group(1), method.group(1)) if service.group(2) == "S3" else method.group(1)
+            called.add(f"{PREFIXES[service.group(2)]}:{action}")
     return called
 
 
 def check_network(outputs: dict[str, object]) -> None:
-    """Nothing is reachable from outside, S3 is reached without NAT, and EFS by nodes alone."""
+    """Nothing is reachable from outside, S3 is reached without NAT, EFS by nodes alone, and EFA has its rules."""
     import boto3
 
     ec2 = boto3.client("ec2", region_name="us-east-1")
@@ -183,7 +197,13 @@ def check_network(outputs: dict[str, object]) -> None:
     assert [grant for group in groups for rule in group["IpPermissions"] for grant in rule["IpRanges"]] == []
     [nfs] = [rule for group in groups if group["GroupName"] == "fleet-efs" for rule in group["IpPermissions"]]
     assert (nfs["FromPort"], nfs["ToPort"]) == (2049, 2049)
-    assert [pair["GroupId"] for pair in nfs["UserIdGroupPairs"]] == [outputs["cluster_security_group"]]
+    assert [pair["GroupId"] for pair in nfs["UserIdGroupPairs"]] == [outputs["node_security_group"]]
+    [nodes] = [group for group in groups if group["GroupName"] == "fleet-nodes"]
+    for rules in (nodes["IpPermissions"], nodes["IpPermissionsEgress"]):
+        [itself] = [
+            rule for rule in rules if any(pair["GroupId"] == nodes["GroupId"] for pair in rule["UserIdGroupPairs"])
+        ]
+        assert itself["IpProtocol"] == "-1"
     [endpoint] = ec2.describe_vpc_endpoints(Filters=of_vpc)["VpcEndpoints"]
     assert endpoint["ServiceName"] == "com.amazonaws.us-east-1.s3"
     assert len(endpoint["RouteTableIds"]) == 3
@@ -195,6 +215,20 @@ def check_network(outputs: dict[str, object]) -> None:
         )
         == 2
     )
+
+
+def check_bucket() -> None:
+    """The bucket of import_path is versioned, encrypted, not public, and refuses connections without TLS."""
+    import boto3
+
+    s3 = boto3.client("s3", region_name="us-east-1")
+    assert s3.get_bucket_versioning(Bucket="my-bucket")["Status"] == "Enabled"
+    assert all(s3.get_public_access_block(Bucket="my-bucket")["PublicAccessBlockConfiguration"].values())
+    [rule] = s3.get_bucket_encryption(Bucket="my-bucket")["ServerSideEncryptionConfiguration"]["Rules"]
+    assert rule["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"] == "AES256"
+    [denied] = statements(s3.get_bucket_policy(Bucket="my-bucket")["Policy"])
+    assert denied["Effect"] == "Deny"
+    assert denied["Condition"] == {"Bool": {"aws:SecureTransport": ["false"]}}
 
 
 def check_roles(outputs: dict[str, object]) -> None:

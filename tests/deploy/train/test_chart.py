@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from train_release import (
     CHART,
     IMAGE,
@@ -105,7 +106,6 @@ def test_an_unknown_field_or_a_wrong_type_in_the_mpijob_is_found(tmp_path: Path)
 def test_the_operator_gets_what_it_needs(tmp_path: Path) -> None:
     objects = render(tmp_path, {"gpu_nodes": 3})
     spec = one(objects, "MPIJob")["spec"]
-    assert spec["launcherCreationPolicy"] == "WaitForWorkersReady"
     assert spec["mpiImplementation"] == "OpenMPI"
     assert spec["sshAuthMountPath"] == "/home/fleet/.ssh"
     assert spec["slotsPerWorker"] == 8
@@ -117,6 +117,25 @@ def test_the_operator_gets_what_it_needs(tmp_path: Path) -> None:
         # The operator warns about, and overrides, a restart policy in the template.
         assert "restartPolicy" not in replica(objects, role)["template"]["spec"]
         assert main_container(objects, role)["name"] == role.lower()
+
+
+def test_a_node_that_cannot_be_had_ends_the_job_and_releases_the_others(tmp_path: Path) -> None:
+    # With WaitForWorkersReady the operator creates no launcher before all workers are ready, so no limit ever begins.
+    objects = render(tmp_path, {"gpu_nodes": 2, "wait_for_workers_s": 60, "backoff_limit": 1})
+    spec = one(objects, "MPIJob")["spec"]
+    assert spec["launcherCreationPolicy"] == "AtStartup"
+    [waits] = replica(objects, "Launcher")["template"]["spec"]["initContainers"]
+    assert waits["command"][3:5] == ["wait", "60"]
+    assert spec["runPolicy"]["backoffLimit"] == 1
+    # The operator then deletes workers that run or are pending.
+    assert spec["runPolicy"]["cleanPodPolicy"] == "Running"
+
+
+def test_by_default_a_job_ends_an_hour_after_a_node_is_missing(tmp_path: Path) -> None:
+    objects = render(tmp_path, {})
+    [waits] = replica(objects, "Launcher")["template"]["spec"]["initContainers"]
+    attempts = 1 + one(objects, "MPIJob")["spec"]["runPolicy"]["backoffLimit"]
+    assert int(waits["command"][4]) * attempts <= 3600
 
 
 def test_no_object_has_a_name_that_the_operator_uses(tmp_path: Path) -> None:
@@ -143,7 +162,9 @@ def test_mpirun_counts_and_finds_the_ranks_as_the_operator_lists_them(tmp_path: 
     objects = render(tmp_path, {"gpu_nodes": 2, "gpu_instance_type": "p5.48xlarge"})
     job = one(objects, "MPIJob")
     command = argv(main_container(objects, "Launcher"))
-    assert command[:6] == ["mpirun", "-np", "16", "--hostfile", "/etc/mpi/hostfile", "--map-by"]
+    assert command[:5] == ["python3", "-I", "/etc/maskfleet/pod.py", "launch", "/etc/mpi/hostfile"]
+    assert command[5:9] == ["/usr/bin/mpirun", "--noprefix", "-np", "16"]
+    assert command[9:12] == ["--hostfile", "/etc/mpi/hostfile", "--map-by"]
     workers = [line.split()[0] for line in hostfile(job).splitlines()]
     env = environment(main_container(objects, "Launcher"))
     assert env["MASTER_ADDR"] == workers[0]
@@ -151,6 +172,31 @@ def test_mpirun_counts_and_finds_the_ranks_as_the_operator_lists_them(tmp_path: 
     assert argv(init)[-2:] == workers
     forwarded = [value for option, value in itertools.pairwise(command) if option == "-x"]
     assert forwarded == ["PATH", "LD_LIBRARY_PATH", *sorted(env)]
+
+
+def test_a_fabric_test_runs_an_all_reduce_in_place_of_the_training(tmp_path: Path) -> None:
+    objects = render(tmp_path, {"fabric_test": True})
+    command = argv(main_container(objects, "Launcher"))
+    assert command[-7:] == ["python3", "-I", "/etc/maskfleet/pod.py", "rank", "python3", "-m", "maskfleet.bench.fabric"]
+
+
+def test_metrics_are_offered_to_one_namespace_and_only_if_asked(tmp_path: Path) -> None:
+    plain = render(tmp_path, {})
+    assert len(replica(plain, "Worker")["template"]["spec"]["containers"]) == 1
+    assert len(one(plain, "NetworkPolicy")["spec"]["ingress"]) == 1
+    objects = render(tmp_path, {"metrics_enabled": True, "metrics_port": 9500, "metrics_namespace": "observe"})
+    [_, exporter] = replica(objects, "Worker")["template"]["spec"]["containers"]
+    assert exporter["command"] == [
+        "python3", "-m", "maskfleet.launch.exporter", "/fsx/logs/r50", "$(POD_IP)", "9500", "$(REPLICA_INDEX)",
+    ]  # fmt: skip
+    assert {variable["name"] for variable in exporter["env"]} == {"POD_IP", "REPLICA_INDEX"}
+    assert next(mount for mount in exporter["volumeMounts"] if mount["name"] == "shared")["readOnly"] is True
+    policy = one(objects, "NetworkPolicy")["spec"]["ingress"]
+    assert policy[1] == {
+        "from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observe"}}}],
+        "ports": [{"port": 9500, "protocol": "TCP"}],
+    }
+    assert not [item for item in objects if item["kind"] == "PodMonitor"]
 
 
 def test_the_operators_environment_does_not_override_ours(tmp_path: Path) -> None:
@@ -170,11 +216,30 @@ def test_the_operators_environment_does_not_override_ours(tmp_path: Path) -> Non
 def test_gpu_efa_cpu_and_memory_come_from_the_instance_type(tmp_path: Path) -> None:
     objects = render(tmp_path, {})
     worker = main_container(objects, "Worker")
-    asked = {"cpu": "92", "memory": "1042Gi", "nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "4"}
+    asked = {"cpu": "92", "memory": "1055Gi", "nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "4"}
     assert worker["resources"] == {"requests": asked, "limits": asked}
     spec = replica(objects, "Worker")["template"]["spec"]
     assert spec["nodeSelector"] == {"node.kubernetes.io/instance-type": "p4d.24xlarge"}
-    assert "FI_PROVIDER" in environment(main_container(objects, "Launcher"))
+
+
+@pytest.mark.parametrize("name", ["g5.8xlarge", "p4d.24xlarge", "p6-b200.48xlarge"])
+def test_efa_gets_the_settings_of_awss_cheat_sheet(name: str, tmp_path: Path) -> None:
+    # awsome-distributed-training, 1.architectures/efa-cheatsheet.md, preset 3.1; it warns against NCCL's own settings.
+    # FI_EFA_USE_DEVICE_RDMA=1 aborts on types without RDMA read (libfabric issues 8186, 8661).
+    env = environment(main_container(render(tmp_path, {"gpu_instance_type": name}), "Launcher"))
+    assert {key: value for key, value in env.items() if key.startswith(("FI_", "RDMAV_"))} == {
+        "FI_PROVIDER": "efa",
+        "FI_EFA_USE_HUGE_PAGE": "0",
+    }
+    assert {key for key in env if key.startswith("NCCL_")} == {"NCCL_DEBUG", "NCCL_SOCKET_IFNAME"}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_set"), [("g5.12xlarge", True), ("g6.48xlarge", True), ("g6e.48xlarge", False), ("g5.8xlarge", False)]
+)
+def test_several_gpus_of_g5_and_g6_copy_as_awss_cheat_sheet_says(name: str, is_set: bool, tmp_path: Path) -> None:
+    env = environment(main_container(render(tmp_path, {"gpu_instance_type": name}), "Launcher"))
+    assert env.get("NCCL_SHM_USE_CUDA_MEMCPY") == ("1" if is_set else None)
 
 
 def test_one_node_or_an_instance_without_efa_requests_no_efa(tmp_path: Path) -> None:
@@ -195,7 +260,7 @@ def test_shared_memory_is_in_memory_and_at_most_half_of_the_workers(tmp_path: Pa
     for values, size in (
         ({}, "16384Mi"),
         ({"shm_gib": "1.5"}, "1536Mi"),
-        ({"gpu_instance_type": "g5.xlarge"}, "6656Mi"),
+        ({"gpu_instance_type": "g5.xlarge"}, "6144Mi"),
     ):
         volumes = {v["name"]: v for v in replica(render(tmp_path, values), "Worker")["template"]["spec"]["volumes"]}
         assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": size}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import socket
@@ -11,14 +12,17 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from train_release import CHART
 
+from maskfleet.launch.causes import CAUSES
 from ports import free_port
 
 SCRIPT = CHART / "files" / "pod.py"
 HOSTS = ("127.0.0.1", "localhost")
+GIB = 2**30
 LONG_S = 240  # longer than anything takes, even on a busy machine
 SAVES = (
     "import os, pathlib, signal, sys, time\n"
@@ -142,6 +146,121 @@ def test_a_rank_exits_with_the_status_of_its_trainer(program: str, code: int) ->
     process = pod("rank", sys.executable, "-c", program, OMPI_COMM_WORLD_RANK="3")
     process.communicate(timeout=LONG_S)
     assert process.returncode == code
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> ModuleType:
+    """pod.py as a module, with the record and the cgroup of a container that may use 64 GiB."""
+    spec = importlib.util.spec_from_file_location("pod", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.RECORD, module.CGROUP, module.SAMPLE_S = tmp_path / "record", tmp_path, 0.001
+    (tmp_path / "memory.max").write_text(f"{64 * GIB}\n")
+    (tmp_path / "memory.stat").write_text(f"anon {60 * GIB}\nfile {900 * GIB}\nshmem {3 * GIB}\n")
+    (tmp_path / "memory.events").write_text("oom 0\noom_kill 0\n")
+    return module
+
+
+@pytest.mark.parametrize(("used_gib", "how"), [(60, "OOMKilled"), (20, "killed")])
+def test_a_killed_container_is_told_from_one_whose_ranks_ended(
+    used_gib: int, how: str, worker: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "memory.stat").write_text(f"anon {used_gib * GIB}\nfile {900 * GIB}\nshmem {3 * GIB}\n")
+    sampler = worker.Sampler(is_needed=True)
+    with sampler:
+        while not worker.RECORD.exists():
+            time.sleep(0.001)
+        left = worker.RECORD.read_text()
+        assert worker.killed() == 0
+        assert capsys.readouterr().out == "", "the container that runs the ranks is still the same"
+    assert not worker.RECORD.exists()
+    # A later container of the pod finds what the killed one could not remove.
+    worker.RECORD.write_text(left)
+    worker.container = lambda: -1
+    assert worker.killed() == 0
+    said = f"{how}: its container was restarted, shortly before it used {used_gib + 3}.0 of its limit of 64.0 GiB\n"
+    assert capsys.readouterr().out == said
+
+
+def test_a_rank_that_the_kernel_killed_for_memory_says_so(
+    worker: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = tmp_path / "memory.events"
+    program = f"import os, pathlib; pathlib.Path({str(events)!r}).write_text('oom_kill 1'); os.kill(os.getpid(), 9)"
+    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)}
+    try:
+        assert worker.rank([sys.executable, "-c", program]) == 137
+        said = capsys.readouterr().err
+        assert said == "the rank was OOMKilled: the memory limit is 64.0 GiB\n"
+        assert next(cause.name for cause in CAUSES if cause.pattern.search(said)) == "host memory"
+        assert worker.rank([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]) == 137
+        assert capsys.readouterr().err == "", "killed by something else"
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def launched(tmp_path: Path, code: str, *answers: str) -> tuple[int, str]:
+    """Exit code and output of `launch` whose mpirun ends with `code`; each worker in turn gives one of `answers`."""
+    hosts = [f"r50-worker-{index}.r50.kubeflow.svc" for index in range(len(answers))]
+    (tmp_path / "hostfile").write_text("".join(f"{host} slots=8\n" for host in hosts))
+    for host, answer in zip(hosts, answers, strict=True):
+        (tmp_path / host).write_text(answer)
+    ssh = tmp_path / "ssh"
+    # The first attempt to reach a worker fails, as while its container is being restarted.
+    ssh.write_text(
+        f"#!{sys.executable}\nimport pathlib, sys\n"
+        f"host = pathlib.Path({str(tmp_path)!r}, sys.argv[7])\nseen = host.with_suffix('.seen')\n"
+        "if not seen.exists():\n    seen.touch()\n    sys.exit(255)\n"
+        "assert sys.argv[-2:] == ['/etc/maskfleet/pod.py', 'killed'], sys.argv\n"
+        "print(host.read_text())\n"
+    )
+    ssh.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    process = pod("launch", str(tmp_path / "hostfile"), sys.executable, "-c", code, PATH=path)
+    out, err = process.communicate(timeout=LONG_S)
+    assert err == ""
+    return process.returncode, out
+
+
+@pytest.mark.slow
+def test_a_failed_launch_prints_which_workers_were_killed(tmp_path: Path) -> None:
+    code, out = launched(tmp_path, "raise SystemExit(3)", "", "OOMKilled: its container was restarted")
+    assert (code, out) == (3, "worker r50-worker-1 was OOMKilled: its container was restarted\n")
+
+
+@pytest.mark.parametrize("code", [0, 143])
+def test_a_launch_that_succeeds_or_was_stopped_asks_no_worker(tmp_path: Path, code: int) -> None:
+    program = f"print('trained'); raise SystemExit({code})"
+    assert launched(tmp_path, program, "OOMKilled: before") == (code, "trained\n")
+
+
+def test_a_launch_that_asks_its_workers_ends_at_once_when_it_is_terminated(tmp_path: Path) -> None:
+    (tmp_path / "hostfile").write_text("r50-worker-0 slots=8\n")
+    ssh, asked = tmp_path / "ssh", tmp_path / "asked"
+    ssh.write_text(f"#!/bin/sh\ntouch '{asked}'\nexec sleep 5\n")
+    ssh.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    process = pod("launch", str(tmp_path / "hostfile"), sys.executable, "-c", "raise SystemExit(3)", PATH=path)
+    while not asked.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LONG_S) == 143
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=LONG_S)
+
+
+def test_a_launch_that_is_asked_to_stop_passes_it_on_and_asks_no_worker(tmp_path: Path) -> None:
+    program = "import signal, sys; signal.signal(15, lambda *_: sys.exit(9)); print('up', flush=True); signal.pause()"
+    process = pod("launch", str(tmp_path / "no hostfile"), sys.executable, "-c", program)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=LONG_S)
+    assert (process.returncode, out, err) == (9, "", "")
 
 
 def test_a_pod_without_ranks_stops_at_once() -> None:

@@ -11,7 +11,7 @@ import pytest
 from terraform_aws import provider_mirror
 
 from maskfleet.infra.kubernetes.access import NEEDED, access_of
-from maskfleet.infra.stacks import DATA, GUARDS, eks
+from maskfleet.infra.stacks import BUCKETS, DATA, GUARDS, eks
 from maskfleet.infra.terraform.down import DownOptions, down
 from maskfleet.infra.terraform.plan import plan
 from maskfleet.infra.terraform.state import Resource, State, split_kept
@@ -62,6 +62,16 @@ def test_lustre_keeps_its_network_and_efs_needs_none() -> None:
     kept, gone = split_kept(State(resources=(*network, *efs, *cluster, lustre)), DATA, GUARDS)
     assert {one.address for one in gone} == {'aws_efs_mount_target.this["a"]', "aws_eks_cluster.this"}
     assert "aws_vpc.this" in {one.address for one in kept}
+
+
+def test_delete_data_keeps_buckets_with_their_protection() -> None:
+    bucket = Resource("aws_s3_bucket.data[0]", "aws_s3_bucket")
+    kinds = ("aws_s3_bucket_policy", "aws_s3_bucket_public_access_block", "aws_s3_bucket_versioning")
+    guards = [Resource(f"{kind}.data[0]", kind, needs=("aws_s3_bucket.data",)) for kind in kinds]
+    efs = Resource("aws_efs_file_system.this[0]", "aws_efs_file_system")
+    kept, gone = split_kept(State(resources=(bucket, *guards, efs)), BUCKETS, GUARDS)
+    assert kept == [bucket, *guards]
+    assert gone == [efs]
 
 
 def test_a_partly_created_cluster_is_reached_without_outputs() -> None:

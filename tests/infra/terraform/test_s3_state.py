@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from maskfleet.errors import InfraError
+from maskfleet.infra import state_bucket
 from maskfleet.infra.terraform.down import DownOptions, down
 from maskfleet.infra.terraform.plan import plan
 from maskfleet.infra.terraform.session import Options, read_session
@@ -64,7 +65,41 @@ def test_another_machine_uses_a_state_in_s3_unless_it_is_locked(on_s3: tuple[Any
     assert state_in(client)["resources"] == []
 
 
+def test_a_missing_bucket_is_created_if_asked_and_left_alone_later(
+    on_s3: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, client = on_s3
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
+        monkeypatch.setenv(name, stage.env[name])
+    stage.open(state_bucket="new-states", create_state_bucket=True)
+    assert client.get_bucket_versioning(Bucket="new-states")["Status"] == "Enabled"
+    assert all(client.get_public_access_block(Bucket="new-states")["PublicAccessBlockConfiguration"].values())
+    assert client.get_bucket_encryption(Bucket="new-states")["ServerSideEncryptionConfiguration"]["Rules"]
+    policy = json.loads(client.get_bucket_policy(Bucket="new-states")["Policy"])
+    assert policy["Statement"][0]["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
+    assert client.get_bucket_location(Bucket="new-states")["LocationConstraint"] == "us-west-2"
+    assert "created the state bucket new-states" in stage.shown()
+    client.put_bucket_versioning(Bucket="new-states", VersioningConfiguration={"Status": "Suspended"})
+    stage.open(state_bucket="new-states", create_state_bucket=True)
+    assert "it was not changed" in stage.shown()
+    assert client.get_bucket_versioning(Bucket="new-states")["Status"] == "Suspended"
+    with pytest.raises(InfraError, match="needs the name of the bucket"):
+        replace(stage, workdir=stage.workdir.parent / "other").open(create_state_bucket=True)
+
+
+def test_a_bucket_that_cannot_be_protected_is_not_left_behind(
+    on_s3: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, client = on_s3
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
+        monkeypatch.setenv(name, stage.env[name])
+    monkeypatch.setattr(state_bucket, "_protect", lambda client, bucket: client.get_bucket_policy(Bucket=bucket))
+    with pytest.raises(InfraError, match="create the bucket new-states"):
+        stage.open(state_bucket="new-states", create_state_bucket=True)
+    assert [one["Name"] for one in client.list_buckets()["Buckets"]] == [BUCKET]
+
+
 def test_a_missing_bucket_is_named(on_s3: tuple[Any, Any]) -> None:
     with pytest.raises(InfraError, match="does not exist") as caught:
         plan(on_s3[0].open(state_bucket="not-there"))
-    assert "create the state bucket first" in caught.value.remedy
+    assert "--create-state-bucket creates the state bucket" in caught.value.remedy

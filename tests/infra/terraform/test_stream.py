@@ -170,7 +170,7 @@ COMMON_ERRORS = [
     ("x", 'Get "https://AB.gr7.us-west-2.eks.amazonaws.com/api": dial tcp: i/o timeout', "public_access_cidrs"),
     ("Kubernetes cluster unreachable", "Get https://x/version: dial tcp 10.0.0.1:443: i/o timeout", "VPN"),
     ("x", "dial tcp: lookup sts.us-west-2.amazonaws.com: no such host", "check network and region"),  # *
-    ("Failed to get existing workspaces", 'S3 bucket "b" does not exist.', "create the state bucket"),
+    ("Failed to get existing workspaces", 'S3 bucket "b" does not exist.', "creates the state bucket"),
 ]
 
 

@@ -36,7 +36,8 @@ def mpijob(*conditions: str, completed: bool = False) -> Json:
     status: Json = {"conditions": [{"type": kind, "status": "True", "reason": kind} for kind in conditions]}
     if completed:
         status["completionTime"] = "2026-11-15T11:00:00Z"
-    return {"kind": "MPIJob", "metadata": {"name": "r50", "namespace": "kubeflow", "creationTimestamp": STAMP},
+    return {"kind": "MPIJob", "metadata": {"name": "r50", "namespace": "kubeflow", "creationTimestamp": STAMP,
+                                           "labels": {"app.kubernetes.io/part-of": "maskfleet"}},
             "spec": {"mpiReplicaSpecs": {"Worker": {"replicas": 2}}}, "status": status}  # fmt: skip
 
 
@@ -50,14 +51,27 @@ def launcher(number: int = 1, *, phase: str = "Running", code: int | None = None
             "status": {"phase": phase, "containerStatuses": statuses, "conditions": []}}  # fmt: skip
 
 
+def ready_worker(index: int) -> Json:
+    labels = {JOB: "r50", ROLE: "worker", "training.kubeflow.org/replica-index": str(index)}
+    return {"kind": "Pod", "metadata": {"name": f"r50-worker-{index}", "namespace": "kubeflow", "labels": labels},
+            "spec": {"volumes": []},
+            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}  # fmt: skip
+
+
 def helm_record(
-    release: str, values: Json, *, status: str = "deployed", version: int = 1, chart: str = "train"
+    release: str,
+    values: Json,
+    *,
+    status: str = "deployed",
+    version: int = 1,
+    chart: str = "train",
+    manifest: str = "metadata:\n  labels:\n    app.kubernetes.io/part-of: maskfleet\n",
 ) -> Json:
     """The Secret in which helm stores a release."""
     data = {"name": release, "info": {"status": status, "description": "Install complete"}, "version": version,
             "chart": {"metadata": {"name": chart}, "values": {"log_dir": "logs", "shared_fs": "fsx",
                                                               "shared_pvc": "pv-fsx", "run_id": None}},
-            "config": values}  # fmt: skip
+            "config": values, "manifest": manifest}  # fmt: skip
     packed = base64.b64encode(base64.b64encode(gzip.compress(json.dumps(data).encode()))).decode()
     labels = {"owner": "helm", "name": release, "status": status, "version": str(version)}
     name = f"sh.helm.release.v1.{release}.v{version}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -15,9 +16,10 @@ from typer.testing import CliRunner
 from maskfleet.cli.doctor import _print_table
 from maskfleet.cli.main import app
 from maskfleet.config.launch import EksLaunch
-from maskfleet.launch.eks.doctor import amount, examine_eks
+from maskfleet.launch.eks.doctor import OF_ELASTIC_JOB, OF_MPIJOB, PERMISSIONS, amount, examine_eks
 from maskfleet.launch.findings import Finding, Verdict
-from maskfleet.system.kube.fake import FakeKube
+from maskfleet.system.deploy_files import deploy_path
+from maskfleet.system.kube.fake import VERSION, FakeKube
 from ports import free_port
 
 LAUNCH = EksLaunch(nodes=2, instance="p4d.24xlarge")
@@ -128,3 +130,81 @@ def test_a_long_path_in_the_table_is_whole(capsys: pytest.CaptureFixture[str]) -
     path = "/opt/" + "deep/" * 20 + "helm"
     _print_table(("", "what", "found", "remedy"), [("ok", "helm", path, "")])
     assert path in "".join(capsys.readouterr().out.split())
+
+
+def test_the_rights_that_are_checked_are_those_in_the_docs() -> None:
+    page = Path(__file__).parents[3] / "docs/run-anywhere/eks/index.md"
+    documented: dict[str, set[str]] = {}
+    for line in page.read_text(encoding="utf-8").split("## Permissions")[1].splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) == 5 and cells[1] not in ("Resource", "---"):
+            for name in cells[1].split(", "):
+                documented.setdefault(name.split(" (")[0], set()).update(cells[2].split(", "))
+    needed = {**OF_MPIJOB, **OF_ELASTIC_JOB, **PERMISSIONS}
+    for (_, kind, part), verbs in needed.items():
+        assert set(verbs) <= documented[f"{kind}/{part}" if part else kind], kind
+    chart = deploy_path("helm", "train") / "templates"
+    kinds = {kind for file in chart.glob("*.yaml") for kind in re.findall(r"^kind: (\w+)$", file.read_text(), re.M)}
+    plural = {f"{kind.lower()[:-1]}ies" if kind.endswith("y") else f"{kind.lower()}s" for kind in kinds}
+    optional = {"podmonitors"}  # only with metrics_pod_monitor
+    assert all(kind in page.read_text(encoding="utf-8") for kind in optional)
+    assert plural - optional == {
+        kind for (_, kind, _), verbs in needed.items() if "create" in verbs and kind != "secrets"
+    }
+
+
+def test_an_elastic_job_needs_neither_operator_nor_mpijobs_but_a_new_cluster(
+    api: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in [path for path in api.objects if "mpi" in path or "kubeflow.org" in path]:
+        del api.objects[path]
+    api.allowed = lambda asked: asked["resource"] != "mpijobs"
+    elastic = EksLaunch(nodes=3, min_nodes=2)
+    assert not [one for one in examine_eks(elastic) if one.refusal]
+    assert {one.name for one in examine_eks(EksLaunch(nodes=3)) if one.refusal} == {"MPIJob", "rights"}
+    api.allowed = lambda asked: (asked["resource"], asked["verb"]) != ("jobs", "create")
+    assert by_name(examine_eks(elastic))["rights"] == (Verdict.FAIL, "lacks create jobs")
+    monkeypatch.setitem(VERSION, "gitVersion", "v1.30.4-eks-1")
+    assert by_name(examine_eks(elastic))["elastic jobs"][1] == "Kubernetes v1.30.4-eks-1 is too old"
+
+
+def test_a_user_with_only_the_documented_rights_gets_no_failure(api: FakeKube) -> None:
+    namespaced = {
+        *("mpijobs", "configmaps", "serviceaccounts", "poddisruptionbudgets", "networkpolicies", "secrets", "pods"),
+        *("events", "jobs", "persistentvolumeclaims"),
+    }
+    api.allowed = lambda asked: asked["resource"] in namespaced
+    api.forbidden |= {"/api/v1/nodes", "/apis/apps", "/apis/karpenter.sh", "/apis/coordination.k8s.io"}
+    api.forbidden |= {"/api/v1/namespaces/kubeflow/resourcequotas"}
+    for path in ("/api/v1/namespaces", "/api/v1/namespaces/kubeflow"):
+        api.broken[path] = 403
+    found = by_name(examine_eks(LAUNCH, which=lambda name: f"/usr/bin/{name}"))
+    assert {name for name, (verdict, _) in found.items() if verdict is Verdict.FAIL} == set()
+    for name in ("nodes p4d.24xlarge", "quota", "NVIDIA device plugin"):
+        assert found[name][0] is Verdict.WARN
+        assert found[name][1].startswith("not permitted to list")
+    assert found["namespace"] == (Verdict.OK, "kubeflow, not permitted to read it")
+
+
+def test_pools_that_may_not_be_listed_are_not_called_missing(api: FakeKube) -> None:
+    api.forbidden.add("/apis/karpenter.sh")
+    found = by_name(examine_eks(LAUNCH, which=lambda name: name))
+    assert found["nodes p4d.24xlarge"] == (Verdict.WARN, "0 of 2; not permitted to list Karpenter's pools")
+
+
+def test_a_queue_needs_kueue_and_must_exist(api: FakeKube) -> None:
+    launch = EksLaunch(nodes=2, instance="p4d.24xlarge", queue="gpu")
+
+    def queue() -> tuple[Verdict, str]:
+        return by_name(examine_eks(launch, which=lambda name: name))["queue gpu"]
+
+    assert queue() == (Verdict.FAIL, "Kueue is not installed")
+    version = "kueue.x-k8s.io/v1beta1"
+    api.add_at("/apis/kueue.x-k8s.io", kind="APIGroup", preferredVersion={"groupVersion": version})
+    queues = f"/apis/{version}/namespaces/kubeflow/localqueues"
+    api.add_at(f"{queues}/other", kind="LocalQueue")
+    assert queue() == (Verdict.FAIL, "missing")
+    api.add_at(f"{queues}/gpu", kind="LocalQueue")
+    assert queue() == (Verdict.OK, "exists")
+    api.forbidden.add(queues)
+    assert queue() == (Verdict.WARN, "not permitted to list queues")

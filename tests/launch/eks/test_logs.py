@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from eks_world import helm_record, launcher, mpijob
+from eks_world import helm_record, launcher, mpijob, ready_worker
 
 from maskfleet.errors import LaunchError
 from maskfleet.launch.backend import backend_of
-from maskfleet.launch.eks import logs as eks_logs
-from maskfleet.launch.eks.logs import launcher_lines, split_stamp
+from maskfleet.launch.eks.jobs import following as eks_following
+from maskfleet.launch.eks.jobs.objects import split_stamp
+from maskfleet.launch.eks.logs import job_lines
 from maskfleet.launch.job import JobHandle
 from maskfleet.system.kube import client as kube
 from maskfleet.system.kube.client import ApiError, Kube
@@ -28,8 +29,8 @@ LONG_S = 120  # that long nothing takes, however busy the machine
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKube]:
     fake = FakeKube(tmp_path, port=free_port())
     monkeypatch.setenv("KUBECONFIG", str(fake.kubeconfig))
-    monkeypatch.setattr(eks_logs, "POLL_S", 0.05)
-    monkeypatch.setattr(eks_logs, "EXPLAIN_S", 0.05)
+    monkeypatch.setattr(eks_following, "POLL_S", 0.05)
+    monkeypatch.setattr(eks_following, "EXPLAIN_S", 0.05)
     yield fake
     fake.stop()
 
@@ -176,7 +177,7 @@ def test_follow_says_what_a_waiting_job_waits_for_and_then_shows_it(api: FakeKub
     api.add(mpijob("Created"))
     following = Following()
     following.shows("[launch]: pending: 0 of 2 workers are ready")
-    api.add(launcher(1, phase="Pending"))
+    api.add(launcher(1, phase="Pending"), *(ready_worker(index) for index in range(2)))
     following.shows("[launch]: pending: starts")
     api.append_log("r50-launcher-1", "all")  # in the order in which it happens: who follows looks at any moment
     api.add(launcher(1, phase="Succeeded", code=0))
@@ -215,7 +216,7 @@ def test_follow_gives_up_on_a_cluster_that_stays_away(api: FakeKube) -> None:
     api.add(mpijob("Created", "Running"), launcher(1, phase="Pending"))
     clock = iter(range(0, 100_000, 100))
     with Kube(context=None, namespace="kubeflow") as cluster:
-        lines = launcher_lines(cluster, HANDLE, follow=True, sleep=lambda _: None, clock=lambda: float(next(clock)))
+        lines = job_lines(cluster, HANDLE, follow=True, sleep=lambda _: None, clock=lambda: float(next(clock)))
         assert next(lines) == "[launch]: running: starts"
         api.stop()
         assert "cannot be reached" in next(lines)
@@ -259,3 +260,22 @@ def test_stamps_grow_whatever_their_digits_and_zone() -> None:
     assert stamps[3] == "2026-11-15T10:00:00.200000000"
     assert [split_stamp(line)[1] for line in lines] == ["a", "b", "c", "d", "e f"]
     assert split_stamp("no stamp") == ("", "no stamp")
+
+
+def test_one_attempt_on_a_dead_node_does_not_hide_the_others(api: FakeKube) -> None:
+    api.add(mpijob("Created", "Running"), launcher(1, phase="Failed", code=1), launcher(2))
+    api.append_log("r50-launcher-2", "[rank0]: step: 7")
+    api.broken["/api/v1/namespaces/kubeflow/pods/r50-launcher-1/log"] = 502
+    lines = list(backend_of(HANDLE).logs(HANDLE))
+    assert lines == [
+        "[launch]: the log of pod r50-launcher-1 cannot be read: the cluster refused: it is broken",
+        "[rank0]: step: 7",
+    ]
+
+
+def test_following_ends_with_the_launchers_job_while_the_operator_is_down(api: FakeKube) -> None:
+    end = {"conditions": [{"type": "Complete", "status": "True"}]}
+    job = {"kind": "Job", "metadata": {"name": "r50-launcher", "namespace": "kubeflow"}, "status": end}
+    api.add(mpijob("Created", "Running"), launcher(phase="Succeeded", code=0), job)
+    api.append_log("r50-launcher-1", "[rank0]: training is done")
+    assert list(backend_of(HANDLE).logs(HANDLE, follow=True)) == ["[rank0]: training is done"]

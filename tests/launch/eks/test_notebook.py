@@ -10,6 +10,7 @@ from typing import Any
 
 import bcrypt
 import pytest
+from eks_world import helm_record
 
 from maskfleet.errors import LaunchError
 from maskfleet.launch.backend import parse_handle
@@ -22,6 +23,7 @@ from maskfleet.launch.eks.notebook import (
     notebook_image,
     random_password,
 )
+from maskfleet.launch.eks.release import record_of
 from maskfleet.launch.job import JobHandle
 from maskfleet.system.deploy_files import deploy_path
 from maskfleet.system.kube.client import Kube
@@ -49,7 +51,7 @@ def answer(values: dict[str, Any]) -> Finished:
 
 def ensure(shell: RecordingShell, *, release: RunRelease = RELEASE, **wants: Any) -> dict[str, Any]:
     options: dict[str, Any] = {"image": None, "instance": None, "ask": lambda: PASSWORD, "renew": False, **wants}
-    return ensured(NotebookRelease(release, run=shell), **options)
+    return ensured(NotebookRelease(release, None, run=shell), **options)
 
 
 def test_a_first_notebook_is_installed_for_the_runs_folder_and_volume() -> None:
@@ -161,7 +163,7 @@ def test_names_of_releases_fit_and_differ() -> None:
         ("maskfleet", None),
         ("host:5000/maskfleet", None),
         ("maskfleet@sha256:" + "0" * 64, None),
-        ("maskfleet:1@sha256:" + "0" * 64, None),
+        ("maskfleet:1@sha256:" + "0" * 64, "maskfleet:1-notebook"),
         ("", None),
     ],
 )
@@ -206,12 +208,12 @@ def test_stopping_twice_does_no_harm() -> None:
     shell = RecordingShell(
         [Finished(0), Finished(1, err="Error: uninstall: Release not loaded: x: release: not found")]
     )
-    release = NotebookRelease(RELEASE, run=shell)
+    release = NotebookRelease(RELEASE, None, run=shell)
     assert release.stop()
     assert not release.stop()
     assert shell.calls[0][0] == ["helm", "uninstall", "r50-notebook", "--namespace", "kubeflow"]
     with pytest.raises(LaunchError, match="forbidden"):
-        NotebookRelease(RELEASE, run=RecordingShell([Finished(1, err="Error: forbidden")])).stop()
+        NotebookRelease(RELEASE, None, run=RecordingShell([Finished(1, err="Error: forbidden")])).stop()
 
 
 @pytest.fixture
@@ -249,3 +251,13 @@ def test_the_fingerprint_is_the_one_that_browsers_show(
             assert certificate_fingerprint(kube, "r50-notebook", {"tls": {"issuer": "x"}}) is None
     shown = run_tool("openssl", "x509", "-in", tmp_path / "crt", "-noout", "-fingerprint", "-sha256")
     assert found == shown.strip().partition("=")[2]
+
+
+@pytest.mark.parametrize("chart", ["train", "mpi-operator"])
+def test_a_release_of_the_notebooks_name_that_is_not_a_notebook_is_left_alone(chart: str, tmp_path: Path) -> None:
+    with FakeKube(tmp_path) as api:
+        api.add(helm_record("r50-notebook", {}, chart=chart))
+        with Kube(kubeconfig=json.loads(api.kubeconfig.read_text()), namespace="kubeflow") as kube:
+            record = record_of(kube, "r50-notebook")
+    with pytest.raises(LaunchError, match=rf"release r50-notebook is not maskfleet's.* chart {chart}"):
+        NotebookRelease(RELEASE, record, run=RecordingShell())

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from eks_world import helm_record
+from eks_world import helm_record, launcher, mpijob
 
 from maskfleet.errors import LaunchError
 from maskfleet.launch.backend import backend_of, parse_handle
@@ -54,6 +55,54 @@ def test_each_trouble_is_explained_with_its_cause_and_a_next_step(name: str, api
     assert "  → " in told
     for word in case["words"]:
         assert word in told
+
+
+@pytest.mark.parametrize("name", ["no-capacity", "image-pull", "waits-for-karpenter"])
+def test_a_launcher_that_waits_for_its_workers_does_not_hide_why_they_do_not_start(name: str, api: FakeKube) -> None:
+    case = filled(api, name)
+    waiting = json.loads((CASES / "workers-never-came.json").read_text())["things"]
+    [pod] = [thing for thing in waiting if thing["kind"] == "Pod"]
+    [wait] = pod["status"]["initContainerStatuses"]
+    wait["state"] = {"running": {"startedAt": "2026-11-15T10:00:05Z"}}
+    pod["status"] = {**pod["status"], "phase": "Pending"}
+    api.add(pod)
+    status = backend_of(HANDLE).status(HANDLE)
+    assert status.state == "pending"
+    assert status.detail.endswith("workers are ready")
+    assert f"cause: {case['cause']}." in backend_of(HANDLE).explain(HANDLE)
+
+
+def test_a_worker_killed_for_memory_is_explained_after_its_pod_is_deleted(api: FakeKube) -> None:
+    # The launcher asked its workers before it ended; the other ranks' own errors, which come first, are not the cause.
+    api.add(mpijob("Created", "Failed", completed=True), launcher(phase="Failed", code=1))
+    api.append_log(
+        "r50-launcher-1",
+        "[1,0]<stderr>:Traceback (most recent call last):",
+        "[1,0]<stderr>:torch.distributed.DistBackendError: NCCL communicator was aborted on rank 0",
+        "worker r50-worker-1 was OOMKilled: its container was restarted, shortly before it used 63.9 of its limit of "
+        "64.0 GiB",
+    )
+    told = backend_of(HANDLE).explain(HANDLE)
+    assert "cause: host memory. A worker was killed" in told
+    assert "seen in: worker r50-worker-1 was OOMKilled" in told
+
+
+def test_a_broken_gpu_is_explained_by_its_node_after_the_workers_are_deleted(api: FakeKube) -> None:
+    # As EKS's node monitoring agent reports it: a condition of the node, whose name only the scheduler's event tells.
+    node = "ip-10-0-1-5.ec2.internal"
+    api.add(mpijob("Created", "Failed", completed=True), launcher(phase="Failed", code=1))
+    api.add(
+        {"kind": "Event", "metadata": {"name": "r50-worker-0.1", "namespace": "kubeflow"}, "reason": "Scheduled",
+         "involvedObject": {"kind": "Pod", "name": "r50-worker-0"},
+         "message": f"Successfully assigned kubeflow/r50-worker-0 to {node}"},
+        {"kind": "Node", "metadata": {"name": node},
+         "status": {"conditions": [{"type": "AcceleratedHardwareReady", "status": "False", "reason": "NvidiaXID79Error",
+                                    "message": "detected XID-79 on the instance, review kernel logs"}]}},
+    )  # fmt: skip
+    api.append_log("r50-launcher-1", "[1,3]<stderr>:error: NCCL communicator was aborted on rank 3")
+    told = backend_of(HANDLE).explain(HANDLE)
+    assert "cause: gpu broken. A GPU of a node is broken." in told
+    assert f"seen in: node {node} NvidiaXID79Error: detected XID-79" in told
 
 
 def test_there_are_cases_for_all_that_users_are_promised() -> None:
@@ -185,3 +234,57 @@ def test_no_key_or_token_stays_behind(api: FakeKube, tmp_path: Path, monkeypatch
     filled(api, "done")
     backend_of(HANDLE).status(HANDLE)
     assert list(place.iterdir()) == []
+
+
+def launcher_job(kind: str) -> dict[str, Any]:
+    end = {"type": kind, "status": "True", "reason": "BackoffLimitExceeded", "message": "it failed 3 times"}
+    return {
+        "kind": "Job",
+        "metadata": {"name": "r50-launcher", "namespace": "kubeflow"},
+        "status": {"conditions": [end]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("end", "state", "detail"),
+    [
+        ("Complete", JobState.DONE, ""),
+        ("Failed", JobState.FAILED, "BackoffLimitExceeded: it failed 3 times"),
+    ],
+)
+def test_while_the_operator_is_down_the_launchers_job_gives_the_state(
+    end: str, state: JobState, detail: str, api: FakeKube
+) -> None:
+    api.add(mpijob("Created", "Running"), launcher(), launcher_job(end))
+    status = backend_of(HANDLE).status(HANDLE)
+    assert (status.state, status.detail) == (state, detail)
+
+
+def test_only_a_job_without_pods_has_not_been_handled(api: FakeKube) -> None:
+    api.add(mpijob())
+    assert backend_of(HANDLE).status(HANDLE).detail == "the MPI operator has not handled it yet"
+    api.add(launcher())
+    assert backend_of(HANDLE).status(HANDLE).state is JobState.RUNNING
+
+
+@pytest.mark.parametrize(("age_s", "is_named"), [(3, False), (300, True)])
+def test_explain_names_an_operator_that_does_not_renew_its_lease(age_s: int, is_named: bool, api: FakeKube) -> None:
+    renewed = (datetime.now(UTC) - timedelta(seconds=age_s)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    lease = {"kind": "Lease", "metadata": {"name": "mpi-operator", "namespace": "mpi"}, "spec": {"renewTime": renewed}}
+    api.add(mpijob("Created", "Running"), launcher(), lease)
+    told = backend_of(HANDLE).explain(HANDLE)
+    assert ("cause: no operator." in told) is is_named
+    assert ("its lease was renewed 30" in told) is is_named
+
+
+def test_a_dead_operator_is_named_beside_what_its_pods_wait_for(api: FakeKube) -> None:
+    renewed = (datetime.now(UTC) - timedelta(seconds=90)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    waits = launcher(1, phase="Pending")
+    waits["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                                      "message": "0/0 nodes are available"}]  # fmt: skip
+    lease = {"kind": "Lease", "metadata": {"name": "mpi-operator", "namespace": "mpi"}, "spec": {"renewTime": renewed}}
+    api.add(mpijob("Created"), waits, lease)
+    told = backend_of(HANDLE).explain(HANDLE)
+    assert "The MPI operator does not run" in told
+    assert "no node" in told
+    assert told.index("no node") < told.index("The MPI operator does not run")

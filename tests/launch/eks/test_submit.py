@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from eks_world import IMAGE, claim, fit_cluster, helm_record, mpijob
+from eks_world import IMAGE, claim, fit_cluster, helm_record, launcher, mpijob
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -21,6 +21,7 @@ from maskfleet.config.launch import EksLaunch
 from maskfleet.config.load import load
 from maskfleet.config.recipes import recipe
 from maskfleet.errors import ConfigError, LaunchError, MaskfleetError
+from maskfleet.launch.eks import backend as eks_backend
 from maskfleet.launch.eks.backend import EksBackend
 from maskfleet.launch.eks.mpijob import values_text
 from maskfleet.launch.job import JobHandle, Rendered
@@ -62,7 +63,7 @@ def test_submit_sends_what_render_returned(api: FakeKube) -> None:
 def test_the_command_names_chart_namespace_and_context() -> None:
     chart = str(deploy_path("helm", "train"))
     assert rendered(context="arn:aws:eks:x:1:cluster/a", namespace="ml")[1].commands == (
-        ("helm", "install", "r50", chart, "--replace", "--values", "-", "--namespace", "ml",
+        ("helm", "install", "r50", chart, "--values", "-", "--namespace", "ml",
          "--kube-context", "arn:aws:eks:x:1:cluster/a"),
     )  # fmt: skip
 
@@ -95,6 +96,7 @@ def test_the_values_say_nodes_ranks_volumes_and_the_whole_run(tmp_path: Path) ->
         ("data", {"data_dir": "sets/coco"}, "/fsx/sets/coco"),
         ("my/set", {}, "/fsx/my/set"),
         ("/fsx/elsewhere", {}, "/fsx/elsewhere"),
+        ("s3://bucket/sets/coco", {}, "s3://bucket/sets/coco"),
         ("data", {"data_claim": "pv-efs", "data_path": "/efs"}, "/efs/data/coco2017"),
         ("/fsx/x", {"data_claim": "pv-efs", "data_path": "/efs"}, "/fsx/x"),
     ],
@@ -224,7 +226,10 @@ def old_lease(api: FakeKube) -> None:
         (without("/api/v1/namespaces/kubeflow/persistentvolumeclaims/pv-fsx"), "has no volume claim pv-fsx"),
         (lambda api: api.add(claim("pv-fsx", "Pending")), "pv-fsx is Pending"),
         (lambda api: api.add(claim("pv-fsx", "Lost")), "pv-fsx is Lost"),
-        (lambda api: setattr(api, "allowed", lambda asked: asked["resource"] != "mpijobs"), "may not create mpijobs"),
+        (
+            lambda api: setattr(api, "allowed", lambda asked: asked["resource"] != "mpijobs"),
+            "may not get mpijobs, create mpijobs, delete mpijobs",
+        ),
         (lambda api: setattr(api, "allowed", lambda asked: asked.get("subresource") != "log"), "may not get pods/log"),
     ],
 )
@@ -277,14 +282,14 @@ def test_a_run_that_ended_is_cleared_and_continued_under_its_name(api: FakeKube)
     uninstall, install = (call[0] for call in shell.calls)
     assert uninstall[:4] == ["helm", "uninstall", "r50", "--keep-history"]
     assert uninstall[uninstall.index("--cascade") + 1] == "foreground"
-    assert install == list(what.commands[0])
+    assert install == [*what.commands[0], "--replace"]
 
 
 def test_a_cancelled_run_is_continued_without_clearing(api: FakeKube) -> None:
     api.add(helm_record("r50", {}, status="uninstalled"))
     backend, what, shell = rendered()
     backend.submit(what)
-    assert [call[0][1] for call in shell.calls] == ["install"]
+    assert [call[0] for call in shell.calls] == [[*what.commands[0], "--replace"]]
 
 
 def test_another_run_under_the_same_name_is_refused(api: FakeKube) -> None:
@@ -302,6 +307,7 @@ def test_another_run_under_the_same_name_is_refused(api: FakeKube) -> None:
     [
         ("Error: INSTALLATION FAILED: cannot re-use a name that is still in use", "same moment"),
         ("Error: INSTALLATION FAILED: cannot reuse a name that is still in use", "same moment"),
+        ('Error: INSTALLATION FAILED: secrets "sh.helm.release.v1.r50.v1" already exists', "same moment"),
         ("Error: values don't meet the specifications of the schema(s): - shm_gib: Invalid type", "names the value"),
         ("Error: INSTALLATION FAILED: Service exists … invalid ownership metadata", "choose another --name"),
         ('secrets is forbidden: User "x" cannot create resource', "permission"),
@@ -350,6 +356,64 @@ def test_cancelling_while_somebody_else_does_is_no_error(api: FakeKube) -> None:
     shell.answers = [Finished(1, "", "Error: context deadline exceeded")]
     with pytest.raises(LaunchError, match="could not remove r50: Error: context deadline"):
         backend.cancel(HANDLE)
+
+
+STRANGERS = [
+    {"chart": "notebook"},
+    {"chart": "mpi-operator", "manifest": "metadata: {}\n"},
+    {"chart": "train", "manifest": "metadata:\n  labels:\n    app.kubernetes.io/part-of: other\n"},
+    {"chart": "train", "manifest": "data:\n  note: app.kubernetes.io/part-of is maskfleet\n"},
+]
+
+
+@pytest.mark.parametrize("status", ["deployed", "uninstalled", "failed"])
+@pytest.mark.parametrize("stranger", STRANGERS, ids=lambda one: one["chart"])
+def test_a_release_that_is_not_ours_is_neither_replaced_nor_removed(
+    stranger: dict[str, str], status: str, api: FakeKube
+) -> None:
+    api.add(helm_record("r50", {}, status=status, **stranger))
+    backend, what, shell = rendered()
+    with pytest.raises(LaunchError, match=rf"release r50 is not maskfleet's.* chart {stranger['chart']}"):
+        backend.submit(what)
+    with pytest.raises(LaunchError, match="release r50 is not maskfleet's"):
+        backend.cancel(HANDLE)
+    assert shell.calls == []
+
+
+def test_an_mpijob_that_somebody_else_made_is_neither_replaced_nor_removed(api: FakeKube) -> None:
+    job = mpijob("Created", "Running")
+    job["metadata"]["labels"] = {"app.kubernetes.io/part-of": "other"}
+    api.add(job)
+    backend, what, shell = rendered()
+    for act in (lambda: backend.submit(what), lambda: backend.cancel(HANDLE)):
+        with pytest.raises(LaunchError, match="MPIJob r50 is not maskfleet's"):
+            act()
+    assert shell.calls == []
+
+
+@pytest.mark.parametrize("end", ["Succeeded", "Failed"])
+def test_cancelling_a_run_that_ended_leaves_its_pods_logs_and_state(end: str, api: FakeKube) -> None:
+    api.add(mpijob("Created", end, completed=True), helm_record("r50", {}))
+    backend, _, shell = rendered()
+    before = backend.status(HANDLE)
+    backend.cancel(HANDLE)
+    assert shell.calls == []
+    assert backend.status(HANDLE) == before
+    done = CliRunner().invoke(app, ["cancel", str(HANDLE)])
+    assert done.output.strip() == f"nothing to cancel: it is {before.state}"
+
+
+def test_pods_that_are_stuck_on_a_dead_node_are_named(api: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eks_backend, "LEFT_S", 0.0)
+    pod = launcher()
+    pod["spec"]["nodeName"] = "ip-10-0-0-7"
+    api.add(helm_record("r50", {}, status="uninstalled"), pod)
+    backend, _, shell = rendered()
+    with pytest.raises(LaunchError, match="not deleted yet: r50-launcher-1 on ip-10-0-0-7"):
+        backend.cancel(HANDLE)
+    assert shell.calls == []
+    status = backend.status(HANDLE)
+    assert (status.state, status.detail) == ("cancelled", "pods are not deleted yet: r50-launcher-1 on ip-10-0-0-7")
 
 
 def test_facts_of_an_instance_from_a_file_reach_the_chart(tmp_path: Path) -> None:

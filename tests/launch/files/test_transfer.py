@@ -367,7 +367,7 @@ def test_local_handles_list_copy_and_fetch_too(local_run: Path, tmp_path: Path) 
         (["cp", "eks://k/a/b", "/nowhere/deep/x"], "there is no folder"),
         (["cp", "eks://k/a", "."], "not a file in it"),
         (["ls", "local:///nowhere/at/all"], "there is no run in /nowhere"),
-        (["fetch", "sagemaker://us-west-2/job"], "not built yet"),
+        (["fetch", "sagemaker://nowhere/job"], "names no AWS region"),
     ],
 )
 def test_what_cannot_be_copied_is_refused_with_a_reason(arguments: list[str], words: str) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from processes import losses
-from workshop import Workshop
+from workshop import Workshop, ranks_of, until
 
 from maskfleet.config.launch import LocalLaunch
 from maskfleet.config.recipes import recipe
@@ -20,19 +18,12 @@ from maskfleet.launch.backend import parse_handle
 from maskfleet.launch.job import JobHandle, JobState, job_for
 from maskfleet.launch.local.backend import LocalBackend
 from maskfleet.launch.supervise.job_files import JobFolder
-from maskfleet.launch.supervise.processes import age_s, job_id, processes_of, ranks_of
+from maskfleet.launch.supervise.processes import job_id, processes_of
 from maskfleet.launch.supervise.status import status_of
 from maskfleet.system.process import RecordingShell
 from maskfleet.training.output.metrics import read_metrics
 
 NASTY = "a b'\"$(touch harm)`touch harm`;\n&"
-
-
-def until(condition: Callable[[], object], timeout_s: float = 240) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
 
 
 def run_dir_of(handle: str) -> Path:
@@ -97,7 +88,7 @@ def test_two_detached_runs_side_by_side_with_killed_ranks_end_alike(workshop: Wo
     first, second = (workshop.launched("--name", name, *common) for name in ("first", "second"))
     victim = run_dir_of(first)
     until(lambda: any(record["step"] >= 8 for record in read_metrics(victim)))
-    os.kill(ranks_of(processes_of(job_id(victim)))[0], signal.SIGKILL)
+    os.kill(ranks_of(victim)[0], signal.SIGKILL)
     followed = workshop("logs", "-f", first)
     assert "resuming after step" in followed.stdout
     assert followed.stdout.rstrip().endswith("the run is done")
@@ -113,7 +104,7 @@ def test_cancel_saves_leaves_no_process_and_may_be_repeated(workshop: Workshop) 
     handle = workshop.launched("--name", "a", "--ranks", "2", "--set", "train.epoch_schedule=[[4000, null]]")
     run_dir = run_dir_of(handle)
     until(lambda: any(record["step"] >= 4 for record in read_metrics(run_dir)))
-    assert len(processes_of(job_id(run_dir))) >= 3
+    assert len(processes_of(job_id(run_dir))) >= 2
     assert workshop("cancel", handle).returncode == 0
     assert processes_of(job_id(run_dir)) == []
     assert workshop("cancel", handle).returncode == 0
@@ -133,7 +124,7 @@ def test_a_machine_that_shuts_down_saves_and_the_same_launch_resumes_later(works
     beat = JobFolder(run_dir).heartbeat(0)
     assert beat is not None
     os.kill(beat.pid, signal.SIGTERM)  # as init does to every process
-    until(lambda: not processes_of(job_id(run_dir)) and age_s(beat.pid) is None)
+    until(lambda: not processes_of(job_id(run_dir)) and not Path(f"/proc/{beat.pid}").exists())
     saved = max(int(path.stem.split("-")[1]) for path in (run_dir / "checkpoints").glob("step-*.json"))
     assert saved == read_metrics(run_dir)[-1]["step"] < 180
     assert JobFolder(run_dir).outcome() is None

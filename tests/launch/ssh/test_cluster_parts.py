@@ -7,6 +7,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import shlex
 import subprocess
 import threading
@@ -16,28 +17,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from beats import other_beat, own_beat
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maskfleet.cli.launch import launch_config
 from maskfleet.config.launch import SshLaunch
 from maskfleet.config.recipes import recipe
+from maskfleet.errors import ConfigError
+from maskfleet.launch.address import bare_address
 from maskfleet.launch.findings import Verdict
 from maskfleet.launch.job import JobState
 from maskfleet.launch.ssh.backend import SshBackend
 from maskfleet.launch.ssh.doctor import Facts, judge_host, judge_together
 from maskfleet.launch.ssh.probe import takes_locks
-from maskfleet.launch.ssh.wheel import built_wheel
 from maskfleet.launch.supervise import supervisor
 from maskfleet.launch.supervise.child import normalized, write_line
-from maskfleet.launch.supervise.commands import bare_address, torchrun
-from maskfleet.launch.supervise.connectivity import CUT_S, Connectivity
-from maskfleet.launch.supervise.job_files import Endpoint, Heartbeat, Host, Job, JobFolder
+from maskfleet.launch.supervise.commands import rank_environments
+from maskfleet.launch.supervise.connectivity import CUT_S, Connectivity, ssh_target
+from maskfleet.launch.supervise.job_files import Endpoint, Heartbeat, Host, Job, JobFolder, event_line
 from maskfleet.launch.supervise.lost_hosts import GRACE_S, LOST_S, HostMonitor
 from maskfleet.launch.supervise.prepare import refuse_running
+from maskfleet.launch.supervise.state.kept_lines import KeptLines
 from maskfleet.launch.supervise.status import log_lines, status_of
-from maskfleet.launch.supervise.supervisor import Supervisor, ssh_target, supervise
+from maskfleet.launch.supervise.supervisor import ALREADY_SUPERVISED, Supervisor, supervise
+from maskfleet.launch.wheel import built_wheel
 from maskfleet.system.lock import NoLocksError
 from maskfleet.system.process import remote_line
+from maskfleet.system.rank_variables import ATTEMPT, STORE_FILE, named_rank
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LAUNCH = SshLaunch(
@@ -120,16 +127,38 @@ def test_addresses_are_taken_apart(address: str, bare: str, target: list[str]) -
 
 
 def job(hosts: int = 2) -> Job:
-    return Job("a", "torchrun", tuple(Host(f"h{i}", 8) for i in range(hosts)), 1, 3, 29400, "~", {})
+    return Job("a", "supervisor", tuple(Host(f"h{i}", 8) for i in range(hosts)), 1, 3, 0, "~", {})
 
 
-def test_torchrun_is_elastic_and_meets_at_the_endpoint(tmp_path: Path) -> None:
-    argv = torchrun(job(), tmp_path, tmp_path / "logs", index=1, endpoint=Endpoint(17, 0, "10.0.0.1"))
-    assert "--nnodes=1:2" in argv
-    assert "--nproc-per-node=8" in argv
-    assert "--rdzv-endpoint=10.0.0.1:29401" in argv
-    assert any("is_host=false" in argument for argument in argv)
-    assert argv[-6:] == ["-m", "maskfleet", "train", str(tmp_path), "--wait", "180"]
+def test_the_ranks_of_each_host_follow_those_of_the_hosts_before_it_and_know_where_to_meet(tmp_path: Path) -> None:
+    endpoint = Endpoint(17, 2, "10.0.0.3", 40001, [2, 0])
+    plan = Job("a", "supervisor", (Host("h0", 2), Host("h1", 8), Host("me@h2:22", 3)), 1, 3, 0, "~", {"A": "b"})
+    ranks = rank_environments(plan, tmp_path, index=0, endpoint=endpoint, base={}, store=tmp_path / "store")
+    assert [(env["RANK"], env["LOCAL_RANK"]) for env in ranks] == [("3", "0"), ("4", "1")]
+    for env in ranks:
+        assert (env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"], env["A"]) == ("5", "2", "b")
+        assert (env["MASTER_ADDR"], env["MASTER_PORT"], env[ATTEMPT]) == ("10.0.0.3", "40001", "17")
+        assert STORE_FILE not in env
+        assert [named_rank(rank, env) for rank in (2, 3)] == ["rank 2 on h2", "rank 3 on h0"]
+
+
+def test_ranks_that_share_a_host_meet_in_a_file_and_not_on_a_port(tmp_path: Path) -> None:
+    [env] = rank_environments(
+        Job("a", "supervisor", (Host("h0", 1), Host("h1", 1)), 1, 3, 0, "~", {}),
+        tmp_path,
+        index=1,
+        endpoint=Endpoint(0, 1, "10.0.0.2", 0, [1]),
+        base={},
+        store=tmp_path / "store",
+    )
+    assert env[STORE_FILE] == str(tmp_path / "store")
+    assert not {"MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME"} & env.keys()
+
+
+def test_the_old_name_of_what_starts_the_ranks_leads_to_the_new_one() -> None:
+    with pytest.raises(ConfigError, match="write starter: supervisor"):
+        launch_config(None, "ssh", {"hosts": ("a",), "starter": "torchrun"}, [])
+    assert launch_config(None, "ssh", {"hosts": ("a",)}, ["starter=supervisor"]) == SshLaunch(hosts=("a",))
 
 
 def beat(count: int) -> Heartbeat:
@@ -179,23 +208,21 @@ def test_a_host_that_others_miss_is_lost_in_the_status(tmp_path: Path) -> None:
     for index in range(2):
         folder.host(index).mkdir(parents=True)
     (folder.path / "job.json").write_text(job().to_json())
-    folder.write_heartbeat(0, Heartbeat(9, 1, "running", 0, 0, 100.0, "10.0.0.1", [1]))
-    folder.write_heartbeat(1, Heartbeat(5, 1, "running", 0, 0, 90.0, "10.0.0.2", []))
-    status = status_of(tmp_path, now=101.0)
+    folder.write_heartbeat(0, own_beat(lost=[1]))
+    folder.write_heartbeat(1, other_beat())
+    status = status_of(tmp_path)
     assert [host.state for host in status.hosts] == ["running", "lost"]
     assert (status.state, status.detail) == (JobState.RUNNING, "continues with 1 of 2 hosts")
 
 
 def test_who_follows_a_log_gets_the_last_line_of_every_host_that_is_alive(tmp_path: Path) -> None:
-    folder, now = JobFolder(tmp_path), time.time()
+    folder = JobFolder(tmp_path)
     for index in range(2):
         folder.host(index).mkdir(parents=True)
     (folder.path / "job.json").write_text(job().to_json())
-    folder.write_heartbeat(0, Heartbeat(9, 1, "running", 0, 0, now, "10.0.0.1", []))
-    folder.write_heartbeat(
-        1, Heartbeat(5, 1, "running", 0, 0, now - 1000, "10.0.0.2", [])
-    )  # died, and will never say so
-    write_line(folder.host(0) / "output.log", "supervisor is up")
+    folder.write_heartbeat(0, own_beat(lost=[1]))
+    folder.write_heartbeat(1, other_beat())  # died, and will never say so
+    write_line(KeptLines(folder.host(0) / "output.log"), "supervisor is up")
     folder.write_outcome("done", 0)
     lines = log_lines(tmp_path, follow=True)
     assert next(lines) == "[launch]: supervisor is up"
@@ -219,7 +246,7 @@ def test_the_last_beat_of_a_supervisor_tells_its_last_state(tmp_path: Path, monk
 
     monkeypatch.setattr(JobFolder, "write_heartbeat", slowly)
     supervisor = Supervisor(tmp_path, 0)
-    earlier, later = (threading.Thread(target=supervisor._send_heartbeat) for _ in range(2))
+    earlier, later = (threading.Thread(target=supervisor.heartbeats.send) for _ in range(2))
     earlier.start()
     assert writes.wait(120)
     supervisor.state = "done"
@@ -246,24 +273,24 @@ def test_hosts_that_end_at_once_agree_on_one_outcome(tmp_path: Path, monkeypatch
     folder.write_outcome("done", 0)
     outcome = folder.outcome()
     assert outcome is not None
-    assert outcome["state"] == "failed"
+    assert outcome.state == "failed"
     assert [file.name for file in folder.path.iterdir()] == ["outcome.json"]
 
 
 def test_an_event_that_is_just_being_written_is_not_told_yet(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path)
     folder.host(0).mkdir(parents=True)
-    folder.add_event(0, "first")
+    KeptLines(folder.host(0) / "events.jsonl").add(event_line("first"))
     with (folder.host(0) / "events.jsonl").open("a") as file:
         file.write('{"time": "2026-11-15T10:00')
-    assert [line.split(" ", 1)[1] for line in folder.events()] == ["first"]
+    assert [event.what for event in folder.events()] == ["first"]
 
 
 def test_a_run_that_is_launched_again_at_once_waits_for_its_last_supervisor(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path)
     folder.host(0).mkdir(parents=True)
     (folder.path / "job.json").write_text(job(1).to_json())
-    folder.write_heartbeat(0, Heartbeat(9, 1, "running", 0, 0, time.time(), "10.0.0.1", []))
+    folder.write_heartbeat(0, own_beat())
     folder.write_outcome("done", 0)
     threading.Timer(1.0, close_host, (folder,)).start()
     refuse_running(tmp_path)
@@ -272,7 +299,9 @@ def test_a_run_that_is_launched_again_at_once_waits_for_its_last_supervisor(tmp_
     assert last.state == "done"
 
 
-def test_a_second_supervisor_waits_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_supervisor_waits_for_a_while_then_tells_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = JobFolder(tmp_path)
     folder.host(0).mkdir(parents=True)
     (folder.path / "job.json").write_text(job(1).to_json())
@@ -281,18 +310,17 @@ def test_a_second_supervisor_waits_for_a_while(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(supervisor.signal, "signal", lambda number, handler: None)
     with (folder.host(0) / "lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        monkeypatch.setattr(supervisor, "EXIT_GRACE_S", 0.3)
-        assert supervise(tmp_path, 0) == 0
+        assert supervise(tmp_path, 0, lock_s=0.3) == ALREADY_SUPERVISED
         assert runs == []
-        monkeypatch.setattr(supervisor, "EXIT_GRACE_S", 60)
+        assert re.search(r"host 0 has a supervisor since 20\S+: another process", capsys.readouterr().err)
         threading.Timer(0.5, other.close).start()
-        assert supervise(tmp_path, 0) == 7
+        assert supervise(tmp_path, 0, lock_s=60) == 7
     assert runs == [0]
 
 
 def close_host(folder: JobFolder) -> None:
-    write_line(folder.host(0) / "output.log", "the run is done")
-    folder.write_heartbeat(0, Heartbeat(10, 1, "done", 0, 0, time.time(), "10.0.0.1", []))
+    write_line(KeptLines(folder.host(0) / "output.log"), "the run is done")
+    folder.write_heartbeat(0, own_beat(2, "done", lost=[1]))
 
 
 @pytest.mark.parametrize(
@@ -303,7 +331,7 @@ def close_host(folder: JobFolder) -> None:
         (b"[rank1]: [rank1]: Traceback\n", b"[rank1]: Traceback"),
         (b"[rank1]: lost [rank0]: gone\n", b"[rank1]: lost [rank0]: gone"),
         (b"[1,3]<stderr>:[rank3]: Traceback\n", b"[rank3]: Traceback"),
-        (b"W1115 torchrun: [rank1]: x\n", b"W1115 torchrun: [rank1]: x"),
+        (b"W1115 mpirun: [rank1]: x\n", b"W1115 mpirun: [rank1]: x"),
     ],
 )
 def test_a_line_tells_its_rank_once(line: bytes, tidy: bytes) -> None:
@@ -312,20 +340,17 @@ def test_a_line_tells_its_rank_once(line: bytes, tidy: bytes) -> None:
 
 def test_restarts_are_counted_from_the_last_launch(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path)
-    attempts = [folder.host(0) / "ranks-0" / name / "attempt_0" for name in ("first", "second", "third")]
-    for attempt in attempts:
-        attempt.mkdir(parents=True)
+    generations = [folder.host(0) / f"ranks-{number}" for number in range(3)]
+    for generation in generations:
+        (generation / "store").mkdir(parents=True)
     (folder.path / "job.json").write_text(job(1).to_json())
-    folder.write_heartbeat(0, Heartbeat(9, 1, "running", 0, 0, time.time(), "10.0.0.1", []))
+    folder.write_heartbeat(0, own_beat())
     launched_at = time.time() - 50
     os.utime(folder.path / "job.json", (launched_at, launched_at))
     assert status_of(tmp_path).restarts == 2
-    os.utime(attempts[0], (launched_at - 9, launched_at - 9))
-    assert status_of(tmp_path).restarts == 1
-    (folder.host(0) / "ranks-1").mkdir()  # of mpirun, which makes no folders below it
-    assert status_of(tmp_path).restarts == 2
-    os.utime(folder.host(0) / "ranks-0", (launched_at - 9, launched_at - 9))
-    assert status_of(tmp_path).restarts == 0
+    for restarts, generation in zip((1, 0, 0), generations, strict=True):
+        os.utime(generation, (launched_at - 9, launched_at - 9))  # of an earlier launch into the same folder
+        assert status_of(tmp_path).restarts == restarts
 
 
 def test_only_an_answer_that_was_there_before_can_be_missed(tmp_path: Path) -> None:
@@ -361,6 +386,8 @@ def said(**changes: Any) -> dict[str, Any]:
         "write_mib_per_s": 500.0,
         "locks": True,
         "port_free": True,
+        "address": "10.0.0.1",
+        "open_sockets": [],
         "unreachable": [],
         "data": "abc",
     }
@@ -375,6 +402,8 @@ def said(**changes: Any) -> dict[str, Any]:
         ({"torch": None}, 0, "torch", Verdict.FAIL),
         ({}, 8, "clock", Verdict.FAIL),
         ({"port_free": False}, 0, "port", Verdict.WARN),
+        ({"address": "54.1.2.3"}, 0, "open port", Verdict.WARN),
+        ({"open_sockets": ["0.0.0.0 port 29400"]}, 0, "open port", Verdict.WARN),
         ({"unreachable": ["h1"]}, 0, "reach", Verdict.FAIL),
         ({"disk_free": 2**30}, 0, "disk", Verdict.WARN),
         ({"write_mib_per_s": 3.0}, 0, "write speed", Verdict.WARN),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -15,6 +17,7 @@ import pytest
 
 from maskfleet.errors import LaunchError
 from maskfleet.launch.ssh.connect import Connection, connect
+from maskfleet.launch.ssh.route import Routes, Way
 
 
 @pytest.fixture
@@ -168,3 +171,104 @@ def test_names_of_the_ssh_config_are_followed(home: Path, tmp_path: Path) -> Non
             return await said(await connect("gpu-box", accept_new=True))
 
     assert asyncio.run(once()) == "heard hello\n"
+
+
+PRIVATE = "10.99.0.7"  # that nothing on this machine reaches
+
+
+@asynccontextmanager
+async def jump_server(folder: Path, host_key: asyncssh.SSHKey, port: int, opened: list[str]) -> AsyncIterator[int]:
+    """The port of a head node from which the host PRIVATE, port 22, is reached: it is the server at `port`."""
+    connections: list[asyncssh.SSHServerConnection] = []
+
+    class Server(asyncssh.SSHServer):
+        def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
+            self._connection = conn
+            connections.append(conn)
+
+        def connection_requested(self, dest_host: str, dest_port: int, *_: object) -> object:
+            opened.append(f"{dest_host}:{dest_port}")
+            return self._connection.forward_connection("127.0.0.1", port)
+
+    keys = str(folder / "authorized_keys")
+    listening = await asyncssh.listen(
+        "127.0.0.1", 0, server_factory=Server, server_host_keys=[host_key], authorized_client_keys=keys
+    )
+    try:
+        yield listening.get_port()
+    finally:
+        listening.close()
+        await listening.wait_closed()
+        for connection in connections:
+            connection.abort()
+            await connection.wait_closed()
+
+
+def test_a_host_without_a_public_address_is_reached_through_the_head_node(home: Path, tmp_path: Path) -> None:
+    key, head_key = asyncssh.generate_private_key("ssh-ed25519"), asyncssh.generate_private_key("ssh-ed25519")
+    opened: list[str] = []
+
+    async def twice() -> list[str]:
+        async with server(tmp_path, key) as port, jump_server(tmp_path, head_key, port, opened) as head:
+            # The head node's public address is an alias of ~/.ssh/config, because its port is not 22 here.
+            config = f"Host head\n  HostName 127.0.0.1\n  Port {head}\n"
+            (home / ".ssh" / "config").write_text(config)
+            ways = {"10.99.0.1": Way("i-0head", "head"), PRIVATE: Way("i-0worker")}
+            routes = Routes(ways, jump="10.99.0.1")
+            first = await said(await connect(PRIVATE, accept_new=True, routes=routes))
+            return [first, await said(await connect(PRIVATE, ask=never, routes=routes))]
+
+    def never(question: str) -> bool:
+        raise AssertionError(question)
+
+    assert asyncio.run(twice()) == ["heard hello\n", "heard hello\n"]
+    assert set(opened) == {f"{PRIVATE}:22"}
+    known = (home / ".ssh" / "known_hosts").read_text()
+    assert [line.split()[0] for line in known.splitlines()] == ["i-0head", "i-0worker"]
+
+
+def test_session_manager_carries_the_connection_and_gets_no_shell(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+
+    async def once() -> str:
+        async with server(tmp_path, key) as port:
+            program = tmp_path / "bin" / "aws"
+            program.write_text(AWS.format(python=sys.executable, argv=tmp_path / "argv", port=port))
+            program.chmod(0o755)
+            routes = Routes({PRIVATE: Way("i-0123")}, session_region="us-west-2")
+            return await said(await connect(PRIVATE, accept_new=True, routes=routes))
+
+    assert asyncio.run(once()) == "heard hello\n"
+    assert (tmp_path / "argv").read_text().split() == [
+        *("ssm", "start-session", "--target", "i-0123", "--document-name", "AWS-StartSSHSession"),
+        *("--parameters", "portNumber=22", "--region", "us-west-2"),
+    ]
+    assert (home / ".ssh" / "known_hosts").read_text().startswith("i-0123 ")
+
+
+def test_a_session_that_does_not_open_names_what_is_missing(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    routes = Routes({PRIVATE: Way("i-0123")}, session_region="us-west-2")
+    with pytest.raises(LaunchError, match=f"host {PRIVATE} cannot be reached by Session Manager") as caught:
+        asyncio.run(connect(PRIVATE, routes=routes))
+    assert "aws ssm start-session --target i-0123" in caught.value.remedy
+
+
+AWS = """#!{python}
+import os, socket, sys, threading
+open("{argv}", "w").write(" ".join(sys.argv[1:]))
+server = socket.create_connection(("127.0.0.1", {port}))
+def send():
+    while data := os.read(0, 65536):
+        server.sendall(data)
+    server.shutdown(socket.SHUT_WR)
+threading.Thread(target=send, daemon=True).start()
+while data := server.recv(65536):
+    os.write(1, data)
+"""

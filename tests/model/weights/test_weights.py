@@ -25,6 +25,7 @@ from maskfleet.config.model import ModelConfig
 from maskfleet.errors import ConfigError, WeightsError
 from maskfleet.model.build import build_mask_rcnn
 from maskfleet.model.weights import (
+    Labels,
     class_layers,
     dialect_of,
     expected_shapes,
@@ -98,10 +99,10 @@ def test_our_safetensors_keep_every_bit_the_configuration_and_the_categories(var
     rng = np.random.default_rng(1)
     state = {name: torch.from_numpy(random_bits(rng, shape)) for name, shape in expected_shapes(config).items()}
     path = tmp_path / "model.safetensors"
-    save_weights(path, state, config, ["cat", "dog", "naïve “bird”"])
+    save_weights(path, state, config, Labels(["cat", "dog", "naïve “bird”"]))
     file = read_file(path)
     assert file.config == config
-    assert file.categories == ("cat", "dog", "naïve “bird”")
+    assert file.labels.names == ("cat", "dog", "naïve “bird”")
     again = fit(file, config).tensors
     assert again.keys() == state.keys()
     assert all(np.array_equal(bits(again[name].numpy()), bits(state[name].numpy())) for name in state)
@@ -151,7 +152,7 @@ def test_a_state_dict_that_is_not_the_configurations_is_not_saved(tmp_path: Path
     with pytest.raises(WeightsError, match="first mask_head"):
         save_weights(tmp_path / "x.safetensors", state, small_config(mask_head__channels=8))
     with pytest.raises(WeightsError, match="2 category names"):
-        save_weights(tmp_path / "x.safetensors", state, small_config(), ["a", "b"])
+        save_weights(tmp_path / "x.safetensors", state, small_config(), Labels(["a", "b"]))
 
 
 def test_shapes_need_the_number_of_classes() -> None:

@@ -97,7 +97,9 @@ def test_deleting_a_missing_object_is_no_error(tmp_path: Path) -> None:
         assert api.deleted == ["/api/v1/namespaces/kubeflow/services/nb"]
 
 
-@pytest.mark.parametrize(("status", "words"), [(403, "the cluster refused"), (503, "503")])
+@pytest.mark.parametrize(
+    ("status", "words"), [(403, "the cluster refused"), (503, "the cluster refused: it is broken")]
+)
 def test_a_rejected_deletion_is_an_error(status: int, words: str, tmp_path: Path) -> None:
     with FakeKube(tmp_path) as api, Kube(kubeconfig=kubeconfig(api.url, token="t"), namespace="kubeflow") as kube:
         assert kube.version() == "v1.35.0"

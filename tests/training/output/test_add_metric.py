@@ -11,8 +11,9 @@ from maskfleet.config.base import replaced
 from maskfleet.config.run import RunConfig
 from maskfleet.training import run
 from maskfleet.training.output import metrics
+from maskfleet.training.output.measurement import Measurement
 from maskfleet.training.output.metrics import Interval, read_metrics
-from maskfleet.training.output.sinks import Measurement, Sink, open_sinks
+from maskfleet.training.output.sinks import Sink, open_sinks
 
 
 class Csv:
@@ -38,9 +39,9 @@ class Csv:
 def csv_sinks(monkeypatch: pytest.MonkeyPatch) -> list[Csv]:
     made: list[Csv] = []
 
-    def sinks(run_dir: Path, *, after_step: int) -> tuple[Sink, ...]:
+    def sinks(run_dir: Path, log: Sink, *, after_step: int, evaluation_due: bool) -> tuple[Sink, ...]:
         made.append(Csv(run_dir / "losses.csv", after_step=after_step))
-        return (*open_sinks(run_dir, after_step=after_step), made[-1])
+        return (*open_sinks(run_dir, log, after_step=after_step, evaluation_due=evaluation_due), made[-1])
 
     monkeypatch.setattr(run, "open_sinks", sinks)
     return made
@@ -54,7 +55,7 @@ def test_an_added_metric_and_an_added_sink_are_used_by_a_real_run(
     micro: RunConfig, tmp_path: Path, csv_sinks: list[Csv], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(metrics.HOST_METRICS, "images_per_step", images_per_step)
-    run.train(replaced(micro, {"train.epoch_schedule": ((2, None),)}), tmp_path)
+    run.train(replaced(micro, {"train.epoch_schedule": ((2, None),), "log.all_metrics": True}), tmp_path)
 
     records = [record for record in read_metrics(tmp_path) if "total_cost" in record]
     assert [record["images_per_step"] for record in records] == [2.0] * 12

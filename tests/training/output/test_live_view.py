@@ -170,9 +170,9 @@ def test_without_a_terminal_messages_and_metrics_are_plain_lines(
         host = {"learning_rate": 0.1, "images_per_s": 1.0, "data_wait_s": 0.0, "memory_mib": 1.0}
         view.metrics(Metrics([MetricLog()]).write(1, epoch=1, host=host, extra={"a": 2.0}))
     assert console.file.getvalue() == ""  # type: ignore[attr-defined]
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].endswith(" hello")
-    assert lines[1].endswith(
+    shown = capsys.readouterr()
+    assert shown.err.endswith(" hello\n")
+    assert shown.out.rstrip().endswith(
         " step: 1  epoch: 1  learning_rate: 0.1  images_per_s: 1.0  data_wait_s: 0.0  memory_mib: 1.0  a: 2.0"
     )
 

@@ -33,7 +33,12 @@ def pattern(name: str) -> re.Pattern[str]:
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory, micro: RunConfig) -> Path:
     folder = tmp_path_factory.mktemp("lines")
-    finish(prepared(folder, replaced(micro, {"train.epoch_schedule": ((2, None),), "eval.every_epochs": 1})))
+    finish(
+        prepared(
+            folder,
+            replaced(micro, {"train.epoch_schedule": ((2, None),), "eval.every_epochs": 1, "log.all_metrics": True}),
+        )
+    )
     return folder
 
 

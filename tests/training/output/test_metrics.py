@@ -13,12 +13,19 @@ from tensorboard.backend.event_processing.event_accumulator import IMAGES, SCALA
 from torch import Tensor
 
 from maskfleet.errors import TrainingError
-from maskfleet.log import SAGEMAKER_METRICS, close_logging, setup_logging
+from maskfleet.log import SAGEMAKER_METRICS, close_logging, logger, setup_logging
+from maskfleet.training.output.measurement import Measurement
 from maskfleet.training.output.metrics import Metrics, read_metrics
-from maskfleet.training.output.sinks import MetricLog, MetricsFile, Sink, open_sinks
+from maskfleet.training.output.sinks import MetricLog, MetricsFile, ShortLog, Sink, open_sinks
 
 GOLDENS = Path(__file__).parents[2] / "goldens"
-HOST = {"learning_rate": 0.02, "images_per_s": 7.5, "data_wait_s": 0.25, "memory_mib": 1024.0}
+HOST = {
+    "learning_rate": 0.02,
+    "images_per_s": 7.5,
+    "data_wait_s": 0.25,
+    "checkpoint_s": 0.0,
+    "memory_mib": 1024.0,
+}
 SCORES = {
     f"mAP({kind})/{name}": (place + 1) / 17
     for kind in ("bbox", "segm")
@@ -34,7 +41,9 @@ def quiet_afterwards() -> Iterator[None]:
 
 def new_metrics(run_dir: Path, *, tensorboard: bool = False, after_step: int = 0) -> Metrics:
     sinks: tuple[Sink, ...] = (MetricsFile(run_dir, after_step=after_step), MetricLog())
-    return Metrics(open_sinks(run_dir, after_step=after_step) if tensorboard else sinks, clock=lambda: 1000.0)
+    return Metrics(
+        open_sinks(run_dir, MetricLog(), after_step=after_step) if tensorboard else sinks, clock=lambda: 1000.0
+    )
 
 
 def losses_of(step: int) -> dict[str, Tensor]:
@@ -69,6 +78,7 @@ def test_a_write_holds_means_since_the_last_one_and_their_sum(tmp_path: Path) ->
         "learning_rate": 0.02,
         "images_per_s": 7.5,
         "data_wait_s": 0.25,
+        "checkpoint_s": 0.0,
         "memory_mib": 1024.0,
         "total_cost": 3.5,
         "a": 3.0,
@@ -272,3 +282,40 @@ def _decoded(png: bytes) -> np.ndarray:
     import cv2
 
     return cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_COLOR)
+
+
+def test_the_short_line_has_progress_losses_rate_speed_and_time_left() -> None:
+    values = {
+        "epoch": 2,
+        "learning_rate": 0.02,
+        "images_per_s": 15.45,
+        "data_wait_s": 0.005,
+        "total_cost": 1.10074135,
+        "rpn_losses/label_loss": 0.0264582947,
+        "rpn_losses/level2/label_loss": 0.01,
+        "cascade_loss_stage1/fastrcnn_losses/box_loss": 0.25,
+        "fastrcnn_losses/box_loss": 0.486201644,
+        "maskrcnn_loss/maskrcnn_loss": 0.260517478,
+        "maskrcnn_loss/accuracy": 0.9,
+        "ranks": 1,
+    }
+    log = ShortLog(total_steps=1000, images_per_step=4)
+    assert log.line(Measurement(320, 0.0, values)) == (
+        "step: 320/1000  epoch: 2  loss: 1.101  rpn_label: 0.02646  cascade_stage1_fastrcnn_box: 0.25  "
+        "fastrcnn_box: 0.4862  maskrcnn: 0.2605  lr: 0.02  15.45 images/s  2 min 56 s left"
+    )
+    assert log.line(Measurement(1000, 0.0, values)).endswith("  15.45 images/s")
+
+
+def test_metrics_go_to_standard_output_and_messages_to_standard_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setup_logging(tmp_path, 0)
+    logger.info("a message")
+    ShortLog(10, 4).write(Measurement(3, 0.0, {"epoch": 0, **HOST}))
+    ShortLog(10, 4).write(Measurement(3, 0.0, {"epoch": 0, **SCORES}, is_evaluation=True))
+    shown = capsys.readouterr()
+    assert [line.split(" ", 1)[1] for line in shown.err.splitlines()] == ["a message"]
+    steps, evaluation = (line.split(" ", 1)[1] for line in shown.out.splitlines())
+    assert steps.startswith("step: 3/10  epoch: 0  lr: ")
+    assert all(f"  {name}: {value}" in evaluation for name, value in SCORES.items())

@@ -13,7 +13,7 @@ from maskfleet.data.store.dataset import open_stores
 from maskfleet.errors import ConfigError, TrainingError
 from maskfleet.model.build import build_mask_rcnn
 from maskfleet.model.mask_rcnn import MaskRCNN
-from maskfleet.training.optim import build_optimizer, load_momentum, momentum_state
+from maskfleet.training.optim import build_optimizer, load_optimizer_state, optimizer_state
 from maskfleet.training.step.eager import StepRunner, StepSettings
 from maskfleet.training.step.ema import Ema
 from maskfleet.training.step.precision import precision_for
@@ -128,12 +128,12 @@ def test_a_loss_that_is_no_number_stops_before_the_weights_change(
 def test_momentum_is_saved_and_put_back(model: MaskRCNN, config: RunConfig, batches: list[Batch]) -> None:
     stepper = runner(model, config)
     stepper.step(batches[0], lr=0.01, update=True, with_metrics=False)
-    saved = {name: buffer.clone() for name, buffer in momentum_state(model, stepper.optimizer).items()}
+    saved = {name: buffer.clone() for name, buffer in optimizer_state(model, stepper.optimizer).items()}
     fresh = build_optimizer(model, config.train)
-    assert momentum_state(model, fresh) == {}
-    load_momentum(model, fresh, saved)
-    assert all(torch.equal(buffer, saved[name]) for name, buffer in momentum_state(model, fresh).items())
-    assert saved.keys() == momentum_state(model, fresh).keys()
+    assert optimizer_state(model, fresh) == {}
+    load_optimizer_state(model, fresh, saved)
+    assert all(torch.equal(buffer, saved[name]) for name, buffer in optimizer_state(model, fresh).items())
+    assert saved.keys() == optimizer_state(model, fresh).keys()
 
 
 def test_averages_follow_the_weights_and_are_lent_for_evaluation(model: MaskRCNN) -> None:

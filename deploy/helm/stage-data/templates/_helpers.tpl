@@ -37,9 +37,13 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 
 {{/* The command as a JSON list. Kubernetes replaces $(NAME) in it, and takes $$ for a plain dollar sign. */}}
 {{- define "stage-data.args" -}}
+{{- if .Values.preload -}}
+{{- list "-m" "maskfleet" "data" "preload" (include "stage-data.folder" .) "--workers" (.Values.workers | int | toString) | toJson -}}
+{{- else -}}
 {{- $source := printf "s3://%s/%s" .Values.s3_bucket .Values.s3_prefix | trimSuffix "/" | replace "$" "$$" -}}
 {{- $args := list "-m" "maskfleet" "data" "stage" $source (include "stage-data.folder" .) -}}
 {{- $args = concat $args (list "--workers" (.Values.workers | int | toString)) -}}
 {{- if .Values.check -}}{{- $args = append $args "--check" -}}{{- end -}}
 {{- $args | toJson -}}
+{{- end -}}
 {{- end -}}

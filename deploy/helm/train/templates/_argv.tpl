@@ -14,18 +14,47 @@
     "OMP_NUM_THREADS" "1"
     "PYTHONUNBUFFERED" "1" -}}
 {{- if gt (int $facts.efa) 0 -}}
-  {{- $env = merge $env (dict "FI_PROVIDER" "efa" "FI_EFA_USE_DEVICE_RDMA" "1" "FI_EFA_FORK_SAFE" "1") -}}
+  {{- /* With huge pages, forks of data loaders fail when the node has too few of them. */ -}}
+  {{- $env = merge $env (dict "FI_PROVIDER" "efa" "FI_EFA_USE_HUGE_PAGE" "0") -}}
+{{- end -}}
+{{- if and (gt (int $facts.gpus) 1) (regexMatch "^g[56]\\." .Values.gpu_instance_type) -}}
+  {{- /* Their GPUs have no direct connection; AWS's cheat sheet: twice as fast as NCCL's own copies. */ -}}
+  {{- $env = merge $env (dict "NCCL_SHM_USE_CUDA_MEMCPY" "1") -}}
+{{- end -}}
+{{- if .Values.min_nodes -}}
+  {{- /* The supervisors choose where the ranks meet. */ -}}
+  {{- $env = omit $env "MASTER_ADDR" "MASTER_PORT" -}}
 {{- end -}}
 {{- merge (deepCopy .Values.env) $env | toJson -}}
 {{- end -}}
 
+{{/* The run's folder. */}}
+{{- define "train.folder" -}}
+{{- printf "/%s/%s/%s" .Values.shared_fs .Values.log_dir (.Values.run_id | default .Release.Name) -}}
+{{- end -}}
+
+{{/* What offers the run's metrics to Prometheus; Kubernetes fills in the pod's address and the worker's number. */}}
+{{- define "train.exporter" -}}
+{{- $folder := include "train.literal" (include "train.folder" .) -}}
+{{- list "python3" "-m" "maskfleet.launch.exporter" $folder "$(POD_IP)" (.Values.metrics_port | int | toString) "$(REPLICA_INDEX)" | toJson -}}
+{{- end -}}
+
 {{/* What every rank runs, as a JSON list. */}}
 {{- define "train.rank" -}}
+{{- if .Values.fabric_test -}}
+  {{- list "python3" "-m" "maskfleet.bench.fabric" | toJson -}}
+{{- else -}}
+  {{- concat (list "python3" "-m" "maskfleet" "train" (include "train.folder" .)) (include "train.run" . | fromJsonArray) | toJson -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Options that say what is trained, as a JSON list. */}}
+{{- define "train.run" -}}
 {{- $v := .Values -}}
 {{- $facts := include "train.facts" . | fromJson -}}
-{{- $argv := list "python3" "-m" "maskfleet" "train" (printf "/%s/%s/%s" $v.shared_fs $v.log_dir ($v.run_id | default .Release.Name)) -}}
+{{- $argv := list -}}
 {{- if $v.run_yaml -}}
-  {{- $argv = concat $argv (list "--config" "/etc/maskfleet/run.yaml") -}}
+  {{- $argv = list "--config" "/etc/maskfleet/run.yaml" -}}
 {{- else -}}
   {{- $sets := list (printf "data.root=/%s/%s" $facts.data_fs ($v.data_dir | default "data/coco2017")) -}}
   {{- range $pair := list
@@ -63,7 +92,8 @@
 {{- define "train.launcher" -}}
 {{- $v := .Values -}}
 {{- $facts := include "train.facts" . | fromJson -}}
-{{- $argv := list "mpirun" "-np" ($facts.ranks | int | toString) "--hostfile" "/etc/mpi/hostfile" "--map-by" "slot" "--bind-to" "none" "--tag-output" -}}
+{{- /* The Open MPI of our image, not that of a base image. Its path alone would also put /usr/bin before the venv in PATH. */ -}}
+{{- $argv := list "python3" "-I" "/etc/maskfleet/pod.py" "launch" "/etc/mpi/hostfile" "/usr/bin/mpirun" "--noprefix" "-np" ($facts.ranks | int | toString) "--hostfile" "/etc/mpi/hostfile" "--map-by" "slot" "--bind-to" "none" "--tag-output" -}}
 {{- range $pair := list
     (list "orte_keep_fqdn_hostnames" "1")
     (list "plm_rsh_agent" "ssh") (list "plm_rsh_args" "-F /etc/maskfleet/ssh_config") (list "plm_rsh_no_tree_spawn" "1")
@@ -77,6 +107,23 @@
 {{- $argv = concat $argv (list "python3" "-I" "/etc/maskfleet/pod.py" "rank") (include "train.rank" . | fromJsonArray) -}}
 {{- $literal := list -}}
 {{- range $argument := $argv -}}
+  {{- $literal = append $literal (include "train.literal" $argument) -}}
+{{- end -}}
+{{- toJson $literal -}}
+{{- end -}}
+
+{{/* What the only container of an elastic worker runs, as a JSON list; no shell reads it. */}}
+{{- define "train.supervisor" -}}
+{{- $v := .Values -}}
+{{- $facts := include "train.facts" . | fromJson -}}
+{{- $argv := list "python3" "-m" "maskfleet.launch.eks.elastic.pod" (include "train.folder" .) "--name" .Release.Name -}}
+{{- range $option, $value := dict
+    "--workers" $v.gpu_nodes "--slots" $facts.slots "--min-nodes" $v.min_nodes
+    "--max-restarts" $v.backoff_limit "--wait-s" $v.wait_for_workers_s -}}
+  {{- $argv = concat $argv (list $option (int $value | toString)) -}}
+{{- end -}}
+{{- $literal := list -}}
+{{- range $argument := concat $argv (include "train.run" . | fromJsonArray) -}}
   {{- $literal = append $literal (include "train.literal" $argument) -}}
 {{- end -}}
 {{- toJson $literal -}}

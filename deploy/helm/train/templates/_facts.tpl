@@ -58,7 +58,7 @@
   {{- fail (printf "the release name %q begins with a digit; begin it with a letter, as a Service is named by it" .Release.Name) -}}
 {{- end -}}
 {{- if not $v.image -}}
-  {{- fail "image is required: the training image, such as ACCOUNT.dkr.ecr.REGION.amazonaws.com/maskfleet-train@sha256:…" -}}
+  {{- fail "image is required: the training image, such as ACCOUNT.dkr.ecr.REGION.amazonaws.com/maskfleet@sha256:…" -}}
 {{- end -}}
 {{- if and $v.preset $v.recipe -}}
   {{- fail "preset and recipe both name what to train: set one of them" -}}
@@ -91,6 +91,17 @@
 {{- range $field := list "shared_fs" "data_fs" -}}
   {{- if has (index $v $field) (list "bin" "boot" "dev" "etc" "home" "lib" "lib32" "lib64" "libx32" "opt" "proc" "root" "run" "sbin" "sys" "tmp" "usr" "var") -}}
     {{- fail (printf "%s %q would cover the image's own /%s: use another name" $field (index $v $field) (index $v $field)) -}}
+  {{- end -}}
+{{- end -}}
+{{- if $v.min_nodes -}}
+  {{- if gt (int $v.min_nodes) (int $v.gpu_nodes) -}}
+    {{- fail (printf "min_nodes is %d, but gpu_nodes is only %d" (int $v.min_nodes) (int $v.gpu_nodes)) -}}
+  {{- end -}}
+  {{- if $v.fabric_test -}}
+    {{- fail "fabric_test needs all nodes at once: leave min_nodes out" -}}
+  {{- end -}}
+  {{- if semverCompare "<1.31-0" .Capabilities.KubeVersion.Version -}}
+    {{- fail (printf "min_nodes needs Kubernetes 1.31 or newer, for successPolicy of Jobs; this is %s" .Capabilities.KubeVersion.Version) -}}
   {{- end -}}
 {{- end -}}
 {{- range $name := keys $v.env -}}

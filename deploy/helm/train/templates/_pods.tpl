@@ -43,23 +43,29 @@ securityContext:
 {{- end -}}
 
 {{- define "train.pod.annotations" -}}
+{{- if not .Values.min_nodes }}
 karpenter.sh/do-not-disrupt: "true"
+{{- end }}
 cluster-autoscaler.kubernetes.io/safe-to-evict: "false"
 sidecar.istio.io/inject: "false"
 {{- end -}}
 
 {{/* Volumes of both kinds of pod: our files, and a writable folder beside the read-only image. */}}
 {{- define "train.pod.volumes" -}}
+{{- if or .Values.run_yaml (not .Values.min_nodes) }}
 - name: maskfleet
   projected:
     defaultMode: 292 # 0444
     sources:
+      {{- if not .Values.min_nodes }}
       - configMap:
           name: {{ .Release.Name }}-files
+      {{- end }}
       {{- if .Values.run_yaml }}
       - configMap:
           name: {{ .Release.Name }}-run
       {{- end }}
+{{- end }}
 - name: home
   emptyDir: {}
 - name: tmp
@@ -67,9 +73,11 @@ sidecar.istio.io/inject: "false"
 {{- end -}}
 
 {{- define "train.pod.mounts" -}}
+{{- if or .Values.run_yaml (not .Values.min_nodes) }}
 - name: maskfleet
   mountPath: /etc/maskfleet
   readOnly: true
+{{- end }}
 - name: home
   mountPath: /home/fleet
 - name: tmp

@@ -11,6 +11,8 @@ data "aws_eks_cluster" "this" {
 }
 
 resource "kubernetes_namespace_v1" "kubeflow" {
+  count = contains(var.existing_parts, "namespace") ? 0 : 1
+
   metadata {
     name = var.kubeflow_namespace
     labels = {
@@ -27,6 +29,8 @@ resource "kubernetes_namespace_v1" "kubeflow" {
 }
 
 locals {
+  namespace = one(concat(kubernetes_namespace_v1.kubeflow[*].metadata[0].name, contains(var.existing_parts, "namespace") ? [var.kubeflow_namespace] : []))
+
   service_accounts = merge(
     { for name in var.trainer_service_accounts : name => var.trainer_role_arn },
     { for name in var.staging_service_accounts : name => var.staging_role_arn }
@@ -38,7 +42,7 @@ resource "kubernetes_service_account_v1" "data" {
 
   metadata {
     name        = each.key
-    namespace   = kubernetes_namespace_v1.kubeflow.metadata[0].name
+    namespace   = local.namespace
     labels      = { "app.kubernetes.io/part-of" = "maskfleet" }
     annotations = each.value == "" ? {} : { "eks.amazonaws.com/role-arn" = each.value }
   }

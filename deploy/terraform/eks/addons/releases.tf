@@ -1,6 +1,8 @@
 # The order of deletion matters too: the pools are deleted while Karpenter can still terminate their nodes.
 
 resource "helm_release" "karpenter_crd" {
+  count = contains(var.existing_parts, "karpenter") ? 0 : 1
+
   name             = "karpenter-crd"
   namespace        = var.karpenter_namespace
   create_namespace = true
@@ -13,6 +15,8 @@ resource "helm_release" "karpenter_crd" {
 }
 
 resource "helm_release" "karpenter" {
+  count = contains(var.existing_parts, "karpenter") ? 0 : 1
+
   name        = "karpenter"
   namespace   = var.karpenter_namespace
   repository  = "oci://public.ecr.aws/karpenter"
@@ -24,10 +28,19 @@ resource "helm_release" "karpenter" {
   max_history = 5
   values      = [yamlencode(local.values.karpenter)]
 
+  lifecycle {
+    precondition {
+      condition     = var.karpenter_role_arn != "" && var.karpenter_queue != ""
+      error_message = "karpenter_role_arn and karpenter_queue are needed to install Karpenter."
+    }
+  }
+
   depends_on = [helm_release.karpenter_crd]
 }
 
 resource "helm_release" "gpu_nodes" {
+  count = contains(var.existing_parts, "node_pools") ? 0 : 1
+
   name        = "gpu"
   namespace   = var.karpenter_namespace
   chart       = "${local.charts}/gpu-nodes"
@@ -41,12 +54,18 @@ resource "helm_release" "gpu_nodes" {
       condition     = !var.reserved_only || length(var.capacity_reservations) > 0
       error_message = "reserved_only needs capacity_reservations."
     }
+    precondition {
+      condition     = var.node_role_name != ""
+      error_message = "node_role_name is needed to create node pools."
+    }
   }
 
   depends_on = [helm_release.karpenter]
 }
 
 resource "helm_release" "nvidia_device_plugin" {
+  count = contains(var.existing_parts, "nvidia_device_plugin") ? 0 : 1
+
   name        = "nvidia-device-plugin"
   namespace   = "kube-system"
   repository  = "https://nvidia.github.io/k8s-device-plugin"
@@ -59,8 +78,23 @@ resource "helm_release" "nvidia_device_plugin" {
   depends_on = [data.aws_eks_cluster.this]
 }
 
+resource "helm_release" "dcgm_exporter" {
+  count = var.dcgm_exporter_enabled ? 1 : 0
+
+  name        = "dcgm-exporter"
+  namespace   = "kube-system"
+  repository  = "https://nvidia.github.io/dcgm-exporter/helm-charts"
+  chart       = "dcgm-exporter"
+  version     = var.dcgm_exporter_version
+  atomic      = true
+  max_history = 5
+  values      = [yamlencode(local.values.dcgm_exporter)]
+
+  depends_on = [data.aws_eks_cluster.this]
+}
+
 resource "helm_release" "efa_device_plugin" {
-  count = var.efa_az == "" ? 0 : 1
+  count = var.efa_az == "" || contains(var.existing_parts, "efa_device_plugin") ? 0 : 1
 
   name        = "aws-efa-k8s-device-plugin"
   namespace   = "kube-system"
@@ -75,6 +109,8 @@ resource "helm_release" "efa_device_plugin" {
 }
 
 resource "helm_release" "cluster_autoscaler" {
+  count = contains(var.existing_parts, "cluster_autoscaler") ? 0 : 1
+
   name        = "cluster-autoscaler"
   namespace   = "kube-system"
   repository  = "https://kubernetes.github.io/autoscaler"
@@ -83,6 +119,13 @@ resource "helm_release" "cluster_autoscaler" {
   atomic      = true
   max_history = 5
   values      = [yamlencode(local.values.cluster_autoscaler)]
+
+  lifecycle {
+    precondition {
+      condition     = var.autoscaler_role_arn != ""
+      error_message = "autoscaler_role_arn is needed to install the Cluster Autoscaler."
+    }
+  }
 
   depends_on = [data.aws_eks_cluster.this]
 }
@@ -125,8 +168,10 @@ resource "helm_release" "metrics_server" {
 }
 
 resource "helm_release" "mpi_operator" {
+  count = contains(var.existing_parts, "mpi_operator") ? 0 : 1
+
   name        = "mpi-operator"
-  namespace   = kubernetes_namespace_v1.kubeflow.metadata[0].name
+  namespace   = local.namespace
   chart       = "${local.charts}/mpi-operator"
   atomic      = true
   max_history = 5
@@ -134,7 +179,7 @@ resource "helm_release" "mpi_operator" {
 }
 
 resource "helm_release" "kueue" {
-  count = var.kueue_enabled ? 1 : 0
+  count = var.kueue_enabled && !contains(var.existing_parts, "kueue") ? 1 : 0
 
   name             = "kueue"
   namespace        = "kueue-system"
@@ -144,19 +189,43 @@ resource "helm_release" "kueue" {
   version          = var.kueue_version
   atomic           = true
   max_history      = 5
+  values           = [yamlencode(local.values.kueue)]
 
   # Kueue looks for the MPIJob CRD when it starts.
   depends_on = [helm_release.mpi_operator]
 }
 
+resource "helm_release" "queues" {
+  count = var.kueue_queue == "" ? 0 : 1
+
+  name        = "queues"
+  namespace   = local.namespace
+  chart       = "${local.charts}/queues"
+  max_history = 5
+  values      = [yamlencode(local.values.queues)]
+
+  lifecycle {
+    precondition {
+      condition     = var.kueue_enabled
+      error_message = "kueue_queue needs kueue_enabled."
+    }
+  }
+
+  # Kueue's webhook checks queues when they are created.
+  depends_on = [helm_release.kueue]
+}
+
 resource "helm_release" "storage" {
-  count = var.efs_id == "" && var.fsx_id == "" ? 0 : 1
+  count = var.efs_id == "" && var.fsx_id == "" && !var.gp3_enabled ? 0 : 1
 
   name        = "storage"
-  namespace   = kubernetes_namespace_v1.kubeflow.metadata[0].name
+  namespace   = local.namespace
   chart       = "${local.charts}/storage"
   max_history = 5
   values      = [yamlencode(local.values.storage)]
+  # No run can write to FSx before its Job has created the folders.
+  wait_for_jobs = true
+  timeout       = 1200
 
   lifecycle {
     precondition {

@@ -194,6 +194,39 @@ variable "kueue_version" {
   }
 }
 
+variable "kueue_queue" {
+  description = "Queue to create in kubeflow_namespace, for launch.queue; empty creates none. Needs kueue_enabled."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = can(regex("^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$", var.kueue_queue))
+    error_message = "kueue_queue must be the name of a Kubernetes object, such as training, or empty."
+  }
+}
+
+variable "kueue_cluster_queue" {
+  description = "ClusterQueue that exists and that kueue_queue belongs to; empty creates one with the limits of the node pools."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = can(regex("^([a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?)?$", var.kueue_cluster_queue))
+    error_message = "kueue_cluster_queue must be the name of a ClusterQueue, or empty."
+  }
+}
+
+variable "kueue_ready_timeout" {
+  description = "Time in which all pods of a run must be ready; after it Kueue frees their nodes and queues the run again."
+  type        = string
+  default     = "30m"
+
+  validation {
+    condition     = can(regex("^([0-9]+(s|m|h))+$", var.kueue_ready_timeout))
+    error_message = "kueue_ready_timeout must be a duration, such as 30m."
+  }
+}
+
 variable "mpi_operator_image" {
   description = "Repository of mpi-operator's image, such as a mirror in ECR; empty uses the one of the chart."
   type        = string
@@ -229,6 +262,29 @@ variable "mpi_operator_digest" {
 
 variable "mpi_operator_all_namespaces" {
   description = "Whether mpi-operator serves all namespaces, with permissions in all; otherwise only kubeflow_namespace."
+  type        = bool
+  default     = false
+}
+
+variable "dcgm_exporter_enabled" {
+  description = "Whether NVIDIA's exporter offers utilization, memory, temperature and errors of GPUs to Prometheus."
+  type        = bool
+  default     = false
+}
+
+variable "dcgm_exporter_version" {
+  description = "Version of the chart dcgm-exporter."
+  type        = string
+  default     = "4.8.2"
+
+  validation {
+    condition     = can(regex("^[0-9]+\\.[0-9]+\\.[0-9]+$", var.dcgm_exporter_version))
+    error_message = "dcgm_exporter_version must be a version, such as 4.8.2, without v."
+  }
+}
+
+variable "prometheus_operator" {
+  description = "Whether the cluster has the Prometheus Operator, so that exporters create a ServiceMonitor."
   type        = bool
   default     = false
 }

@@ -77,8 +77,8 @@ variable "node_role_name" {
   type        = string
 
   validation {
-    condition     = can(regex("^[\\w+=,.@-]{1,64}$", var.node_role_name))
-    error_message = "node_role_name must be the name of an IAM role, not its ARN."
+    condition     = can(regex("^[\\w+=,.@-]{0,64}$", var.node_role_name))
+    error_message = "node_role_name must be the name of an IAM role, not its ARN, or empty without node pools."
   }
 }
 
@@ -98,8 +98,8 @@ variable "karpenter_role_arn" {
   type        = string
 
   validation {
-    condition     = can(regex("^arn:aws[a-z-]*:iam::[0-9]{12}:role/.+$", var.karpenter_role_arn))
-    error_message = "karpenter_role_arn must be the ARN of an IAM role."
+    condition     = can(regex("^(arn:aws[a-z-]*:iam::[0-9]{12}:role/.+)?$", var.karpenter_role_arn))
+    error_message = "karpenter_role_arn must be the ARN of an IAM role, or empty if the cluster has its own."
   }
 }
 
@@ -108,8 +108,8 @@ variable "karpenter_queue" {
   type        = string
 
   validation {
-    condition     = can(regex("^[A-Za-z0-9_-]{1,80}$", var.karpenter_queue))
-    error_message = "karpenter_queue must be the name of an SQS queue, not its URL."
+    condition     = can(regex("^[A-Za-z0-9_-]{0,80}$", var.karpenter_queue))
+    error_message = "karpenter_queue must be the name of an SQS queue, not its URL, or empty if the cluster has Karpenter."
   }
 }
 
@@ -118,8 +118,8 @@ variable "autoscaler_role_arn" {
   type        = string
 
   validation {
-    condition     = can(regex("^arn:aws[a-z-]*:iam::[0-9]{12}:role/.+$", var.autoscaler_role_arn))
-    error_message = "autoscaler_role_arn must be the ARN of an IAM role."
+    condition     = can(regex("^(arn:aws[a-z-]*:iam::[0-9]{12}:role/.+)?$", var.autoscaler_role_arn))
+    error_message = "autoscaler_role_arn must be the ARN of an IAM role, or empty if the cluster has its own."
   }
 }
 

@@ -25,6 +25,11 @@ resource "aws_eks_cluster" "this" {
   bootstrap_self_managed_addons = false
   enabled_cluster_log_types     = ["api", "audit", "authenticator", "controllerManager", "scheduler"]
 
+  # After the standard support of a version AWS upgrades the cluster, instead of billing extended support.
+  upgrade_policy {
+    support_type = "STANDARD"
+  }
+
   access_config {
     authentication_mode                         = "API"
     bootstrap_cluster_creator_admin_permissions = true
@@ -39,7 +44,7 @@ resource "aws_eks_cluster" "this" {
 
   vpc_config {
     subnet_ids = concat(
-      [for az in var.azs : aws_subnet.private[az].id], [for subnet in aws_subnet.control_plane : subnet.id]
+      [for az in var.azs : local.private_subnets[az]], [for subnet in aws_subnet.control_plane : subnet.id]
     )
     endpoint_private_access = true
     endpoint_public_access  = length(var.public_access_cidrs) > 0
@@ -82,24 +87,6 @@ resource "aws_iam_openid_connect_provider" "this" {
 }
 
 locals {
-  cluster_security_group = aws_eks_cluster.this.vpc_config[0].cluster_security_group_id
-}
-
-# EFA also requires an egress rule from the group to itself; the one to 0.0.0.0/0 is not enough.
-resource "aws_vpc_security_group_egress_rule" "efa" {
-  security_group_id            = local.cluster_security_group
-  referenced_security_group_id = local.cluster_security_group
-  ip_protocol                  = "-1"
-  description                  = "Nodes to nodes, EFA included"
-}
-
-resource "aws_ec2_tag" "karpenter_security_group" {
-  resource_id = local.cluster_security_group
-  key         = "karpenter.sh/discovery"
-  value       = var.cluster_name
-}
-
-locals {
   # Nodes do not become ready without a network, so these come first.
   addons_before_nodes = {
     vpc-cni = {
@@ -111,6 +98,8 @@ locals {
   }
   addons_after_nodes = merge(
     { coredns = null, aws-ebs-csi-driver = "ebs_csi" },
+    # It reports broken GPUs as conditions of their nodes, which Karpenter then replaces.
+    { for name in ["eks-node-monitoring-agent"] : name => null if var.node_monitoring },
     { for name in ["aws-efs-csi-driver"] : name => "efs_csi" if var.efs_enabled },
     { for name in ["aws-fsx-csi-driver"] : name => "fsx_csi" if var.fsx_enabled },
   )

@@ -10,6 +10,14 @@ locals {
   }
 }
 
+# Nodes close to each other in the network; Karpenter starts the nodes of its EFA pool in it.
+resource "aws_placement_group" "efa" {
+  count = var.efa_placement_group_enabled ? 1 : 0
+
+  name     = "${var.cluster_name}-efa"
+  strategy = "cluster"
+}
+
 resource "aws_sqs_queue" "karpenter" {
   name                      = "${var.cluster_name}-karpenter"
   message_retention_seconds = 300

@@ -1,14 +1,20 @@
 locals {
+  own_vpc = var.existing_vpc_id == ""
+  vpc_id  = local.own_vpc ? aws_vpc.this[0].id : data.aws_vpc.existing[0].id
+
   # A zone without a range is omitted here, so that the VPC's precondition can name the variable that has too few.
-  private_subnets = { for place, az in var.azs : az => var.cidr_private[place] if place < length(var.cidr_private) }
-  public_subnets  = { for place, az in var.azs : az => var.cidr_public[place] if place < length(var.cidr_public) }
-  nat_azs         = toset(var.nat_gateway_per_az ? var.azs : slice(var.azs, 0, 1))
+  new_private    = local.own_vpc ? local.private_ranges : {}
+  private_ranges = { for place, az in var.azs : az => var.cidr_private[place] if place < length(var.cidr_private) }
+  public_subnets = { for place, az in var.azs : az => var.cidr_public[place] if place < length(var.cidr_public) && local.own_vpc }
+  nat_azs        = toset(!local.own_vpc ? [] : var.nat_gateway_per_az ? var.azs : slice(var.azs, 0, 1))
+  # Ids by zone; the keys are known before anything exists.
+  private_subnets = local.own_vpc ? { for az, subnet in aws_subnet.private : az => subnet.id } : { for az, subnet in data.aws_subnet.existing : az => subnet.id }
   efa_az          = var.efa_az == "" ? var.azs[0] : var.efa_az
   fsx_az          = var.fsx_az == "" ? local.efa_az : var.fsx_az
 
   control_plane_azs = distinct(concat(var.azs, compact([var.control_plane_az])))
   subnet_cidrs = concat(
-    values(local.private_subnets), values(local.public_subnets), var.control_plane_az == "" ? [] : [var.cidr_control_plane]
+    values(local.private_ranges), values(local.public_subnets), var.control_plane_az == "" ? [] : [var.cidr_control_plane]
   )
   vpc_prefix = tonumber(split("/", var.cidr_vpc)[1])
   # Two ranges overlap if they agree on the shorter of their prefixes.
@@ -26,6 +32,8 @@ locals {
 }
 
 resource "aws_vpc" "this" {
+  count = local.own_vpc ? 1 : 0
+
   cidr_block           = var.cidr_vpc
   enable_dns_support   = true
   enable_dns_hostnames = true
@@ -65,13 +73,15 @@ resource "aws_vpc" "this" {
 
 # Without rules, so that nothing uses it by accident.
 resource "aws_default_security_group" "this" {
-  vpc_id = aws_vpc.this.id
+  count = local.own_vpc ? 1 : 0
+
+  vpc_id = local.vpc_id
 }
 
 resource "aws_subnet" "private" {
-  for_each = local.private_subnets
+  for_each = local.new_private
 
-  vpc_id            = aws_vpc.this.id
+  vpc_id            = local.vpc_id
   availability_zone = each.key
   cidr_block        = each.value
   tags = {
@@ -85,7 +95,7 @@ resource "aws_subnet" "private" {
 resource "aws_subnet" "public" {
   for_each = local.public_subnets
 
-  vpc_id                  = aws_vpc.this.id
+  vpc_id                  = local.vpc_id
   availability_zone       = each.key
   cidr_block              = each.value
   map_public_ip_on_launch = false
@@ -98,16 +108,18 @@ resource "aws_subnet" "public" {
 
 # Without discovery tags: neither nodes nor load balancers are placed here.
 resource "aws_subnet" "control_plane" {
-  count = var.control_plane_az == "" ? 0 : 1
+  count = var.control_plane_az == "" || !local.own_vpc ? 0 : 1
 
-  vpc_id            = aws_vpc.this.id
+  vpc_id            = local.vpc_id
   availability_zone = var.control_plane_az
   cidr_block        = var.cidr_control_plane
   tags              = { Name = "${var.cluster_name}-control-plane-${var.control_plane_az}" }
 }
 
 resource "aws_internet_gateway" "this" {
-  vpc_id = aws_vpc.this.id
+  count = local.own_vpc ? 1 : 0
+
+  vpc_id = local.vpc_id
   tags   = { Name = var.cluster_name }
 }
 
@@ -130,32 +142,36 @@ resource "aws_nat_gateway" "this" {
 }
 
 resource "aws_route_table" "public" {
-  vpc_id = aws_vpc.this.id
+  count = local.own_vpc ? 1 : 0
+
+  vpc_id = local.vpc_id
   tags   = { Name = "${var.cluster_name}-public" }
 }
 
 resource "aws_route" "internet" {
-  route_table_id         = aws_route_table.public.id
+  count = local.own_vpc ? 1 : 0
+
+  route_table_id         = aws_route_table.public[0].id
   destination_cidr_block = "0.0.0.0/0"
-  gateway_id             = aws_internet_gateway.this.id
+  gateway_id             = aws_internet_gateway.this[0].id
 }
 
 resource "aws_route_table_association" "public" {
   for_each = aws_subnet.public
 
   subnet_id      = each.value.id
-  route_table_id = aws_route_table.public.id
+  route_table_id = aws_route_table.public[0].id
 }
 
 resource "aws_route_table" "private" {
-  for_each = local.private_subnets
+  for_each = local.new_private
 
-  vpc_id = aws_vpc.this.id
+  vpc_id = local.vpc_id
   tags   = { Name = "${var.cluster_name}-private-${each.key}" }
 }
 
 resource "aws_route" "nat" {
-  for_each = local.private_subnets
+  for_each = local.new_private
 
   route_table_id         = aws_route_table.private[each.key].id
   destination_cidr_block = "0.0.0.0/0"
@@ -170,7 +186,7 @@ resource "aws_route_table_association" "private" {
 }
 
 resource "aws_route_table_association" "control_plane" {
-  count = var.control_plane_az == "" ? 0 : 1
+  count = var.control_plane_az == "" || !local.own_vpc ? 0 : 1
 
   subnet_id      = aws_subnet.control_plane[0].id
   route_table_id = aws_route_table.private[var.azs[0]].id
@@ -178,22 +194,60 @@ resource "aws_route_table_association" "control_plane" {
 
 # Data and image layers come from S3: free through this endpoint, billed through NAT.
 resource "aws_vpc_endpoint" "s3" {
-  vpc_id            = aws_vpc.this.id
+  count = local.own_vpc ? 1 : 0
+
+  vpc_id            = local.vpc_id
   service_name      = "com.amazonaws.${var.region}.s3"
   vpc_endpoint_type = "Gateway"
-  route_table_ids   = concat([aws_route_table.public.id], [for table in aws_route_table.private : table.id])
+  route_table_ids   = concat([aws_route_table.public[0].id], [for table in aws_route_table.private : table.id])
   tags              = { Name = "${var.cluster_name}-s3" }
 }
 
+# AWS's APIs without NAT, for networks that send nothing to the internet; each is billed by zone and hour.
+resource "aws_vpc_endpoint" "interface" {
+  for_each = toset(var.interface_endpoints)
+
+  vpc_id              = local.vpc_id
+  service_name        = "com.amazonaws.${var.region}.${each.value}"
+  vpc_endpoint_type   = "Interface"
+  private_dns_enabled = true
+  subnet_ids          = [for az in var.azs : local.private_subnets[az]]
+  security_group_ids  = [aws_security_group.endpoints[0].id]
+  tags                = { Name = "${var.cluster_name}-${each.value}" }
+}
+
+resource "aws_security_group" "endpoints" {
+  count = length(var.interface_endpoints) > 0 ? 1 : 0
+
+  name        = "${var.cluster_name}-endpoints"
+  description = "HTTPS from the nodes of ${var.cluster_name} to AWS"
+  vpc_id      = local.vpc_id
+}
+
+resource "aws_vpc_security_group_ingress_rule" "endpoints" {
+  count = length(var.interface_endpoints) > 0 ? 1 : 0
+
+  security_group_id            = aws_security_group.endpoints[0].id
+  referenced_security_group_id = aws_security_group.nodes.id
+  ip_protocol                  = "tcp"
+  from_port                    = 443
+  to_port                      = 443
+  description                  = "HTTPS from nodes"
+}
+
 resource "aws_cloudwatch_log_group" "flow" {
+  count = local.own_vpc ? 1 : 0
+
   name              = "/aws/vpc/${var.cluster_name}/flow"
   retention_in_days = var.log_retention_days
   kms_key_id        = aws_kms_key.cluster.arn
 }
 
 resource "aws_flow_log" "this" {
-  vpc_id          = aws_vpc.this.id
+  count = local.own_vpc ? 1 : 0
+
+  vpc_id          = local.vpc_id
   traffic_type    = "REJECT"
   iam_role_arn    = aws_iam_role.service["flow_logs"].arn
-  log_destination = aws_cloudwatch_log_group.flow.arn
+  log_destination = aws_cloudwatch_log_group.flow[0].arn
 }

@@ -5,12 +5,12 @@ output "region" {
 
 output "cluster_vpc" {
   description = "Id of the VPC."
-  value       = aws_vpc.this.id
+  value       = local.vpc_id
 }
 
 output "cluster_subnets" {
   description = "Ids of the private subnets, in the order of azs."
-  value       = [for az in var.azs : aws_subnet.private[az].id]
+  value       = [for az in var.azs : local.private_subnets[az]]
 }
 
 output "cluster_id" {
@@ -39,8 +39,13 @@ output "cluster_oidc_arn" {
 }
 
 output "cluster_security_group" {
-  description = "Security group of all nodes."
+  description = "Security group of the control plane, created by EKS."
   value       = local.cluster_security_group
+}
+
+output "node_security_group" {
+  description = "Security group of all nodes."
+  value       = aws_security_group.nodes.id
 }
 
 output "node_role_arn" {
@@ -96,6 +101,11 @@ output "fsx_subnet_az" {
 output "efa_az" {
   description = "Zone for GPU nodes with EFA."
   value       = local.efa_az
+}
+
+output "placement_group" {
+  description = "Placement group of the GPU nodes with EFA, or null without efa_placement_group_enabled."
+  value       = one(aws_placement_group.efa[*].name)
 }
 
 output "data_bucket" {

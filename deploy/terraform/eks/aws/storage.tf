@@ -73,10 +73,10 @@ resource "aws_efs_access_point" "fleet" {
 }
 
 resource "aws_efs_mount_target" "this" {
-  for_each = var.efs_enabled ? local.private_subnets : {}
+  for_each = var.efs_enabled ? toset(var.azs) : []
 
   file_system_id  = local.efs_id
-  subnet_id       = aws_subnet.private[each.key].id
+  subnet_id       = local.private_subnets[each.key]
   security_groups = [aws_security_group.efs[0].id]
 }
 
@@ -85,14 +85,14 @@ resource "aws_security_group" "efs" {
 
   name        = "${var.cluster_name}-efs"
   description = "NFS from the nodes of ${var.cluster_name}"
-  vpc_id      = aws_vpc.this.id
+  vpc_id      = local.vpc_id
 }
 
 resource "aws_vpc_security_group_ingress_rule" "efs" {
   count = var.efs_enabled ? 1 : 0
 
   security_group_id            = aws_security_group.efs[0].id
-  referenced_security_group_id = local.cluster_security_group
+  referenced_security_group_id = aws_security_group.nodes.id
   ip_protocol                  = "tcp"
   from_port                    = 2049
   to_port                      = 2049
@@ -116,7 +116,7 @@ resource "aws_fsx_lustre_file_system" "this" {
   per_unit_storage_throughput = local.fsx_persistent ? coalesce(var.fsx_throughput, local.fsx_least_throughput[var.fsx_deployment_type]) : null
   file_system_type_version    = "2.15"
   data_compression_type       = "LZ4"
-  subnet_ids                  = [aws_subnet.private[local.fsx_az].id]
+  subnet_ids                  = [local.private_subnets[local.fsx_az]]
   security_group_ids          = [aws_security_group.fsx[0].id]
   kms_key_id                  = local.fsx_persistent && var.storage_kms_key_arn != "" ? var.storage_kms_key_arn : null
   # A file system that is linked to S3 cannot have backups: S3 is the copy.
@@ -142,6 +142,9 @@ resource "aws_fsx_lustre_file_system" "this" {
       error_message = "fsx_throughput ${coalesce(var.fsx_throughput, 0)} is not valid for ${var.fsx_deployment_type}: ${local.fsx_persistent ? join(", ", local.fsx_throughputs[var.fsx_deployment_type]) : "leave it null"}."
     }
   }
+
+  # FSx refuses a file system whose security group does not allow Lustre's ports yet.
+  depends_on = [aws_vpc_security_group_ingress_rule.fsx, aws_vpc_security_group_egress_rule.fsx]
 }
 
 # FSx reads owner and mode of a directory from its S3 object; without it root would own the directory, and the trainer does not run as root.
@@ -166,6 +169,8 @@ resource "aws_s3_object" "results_folder" {
       tags = {}
     }
   }
+
+  depends_on = [aws_s3_bucket_versioning.data, aws_s3_bucket_server_side_encryption_configuration.data]
 
   lifecycle {
     # FSx writes the object back with timestamps added.
@@ -200,13 +205,13 @@ resource "aws_security_group" "fsx" {
 
   name        = "${var.cluster_name}-fsx"
   description = "Lustre between the nodes of ${var.cluster_name} and its file servers"
-  vpc_id      = aws_vpc.this.id
+  vpc_id      = local.vpc_id
 }
 
 locals {
   lustre_ports = { data = [988, 988], clients = [1018, 1023] }
   lustre_peers = var.fsx_enabled ? {
-    nodes   = local.cluster_security_group
+    nodes   = aws_security_group.nodes.id
     servers = aws_security_group.fsx[0].id
   } : {}
   lustre_rules = {
@@ -237,11 +242,11 @@ resource "aws_vpc_security_group_egress_rule" "fsx" {
   description                  = "Lustre to ${each.value.peer}"
 }
 
-# File servers open connections to clients; by default the nodes' security group allows only itself.
+# File servers open connections to clients; otherwise the nodes' security group allows only itself and the control plane.
 resource "aws_vpc_security_group_ingress_rule" "lustre_clients" {
   for_each = { for name, ports in local.lustre_ports : name => ports if var.fsx_enabled }
 
-  security_group_id            = local.cluster_security_group
+  security_group_id            = aws_security_group.nodes.id
   referenced_security_group_id = aws_security_group.fsx[0].id
   ip_protocol                  = "tcp"
   from_port                    = each.value[0]

@@ -13,6 +13,28 @@ variable "azs" {
   }
 }
 
+variable "existing_vpc_id" {
+  description = "VPC to use instead of a new one; it is checked, and not changed. Empty creates one."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = can(regex("^(vpc-[0-9a-f]{8,17})?$", var.existing_vpc_id))
+    error_message = "existing_vpc_id must be the id of a VPC, vpc-..., or empty."
+  }
+}
+
+variable "existing_subnet_ids" {
+  description = "Private subnets of existing_vpc_id, in the order of azs, each with a route table of its own association."
+  type        = list(string)
+  default     = []
+
+  validation {
+    condition     = alltrue([for id in var.existing_subnet_ids : can(regex("^subnet-[0-9a-f]{8,17}$", id))])
+    error_message = "existing_subnet_ids must be ids of subnets, subnet-...."
+  }
+}
+
 variable "control_plane_az" {
   description = "Second zone for the control plane's network interfaces; needed if azs has one entry, because EKS requires two."
   type        = string
@@ -83,4 +105,21 @@ variable "efa_az" {
     condition     = var.efa_az == "" || can(regex("^[a-z]{2}(-[a-z]+)+-[0-9][a-z]$", var.efa_az))
     error_message = "efa_az must be the name of an availability zone, or empty."
   }
+}
+
+variable "interface_endpoints" {
+  description = "AWS services that nodes reach without NAT, such as ecr.api, ecr.dkr, ec2, sts, eks, eks-auth, logs, sqs, elasticfilesystem, fsx; each is billed."
+  type        = list(string)
+  default     = []
+
+  validation {
+    condition     = alltrue([for one in var.interface_endpoints : can(regex("^[a-z0-9]+([.-][a-z0-9]+)*$", one)) && one != "s3"])
+    error_message = "interface_endpoints must be names of AWS services, such as ecr.api; s3 has an endpoint already."
+  }
+}
+
+variable "efa_placement_group_enabled" {
+  description = "Whether to create a cluster placement group for the GPU nodes with EFA: lower latency, and capacity is harder to get."
+  type        = bool
+  default     = false
 }

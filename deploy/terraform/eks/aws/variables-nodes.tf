@@ -119,3 +119,9 @@ variable "load_balancer_controller_enabled" {
   type        = bool
   default     = false
 }
+
+variable "node_monitoring" {
+  description = "Whether EKS's node monitoring agent reports broken GPUs, disks and networks of nodes."
+  type        = bool
+  default     = true
+}

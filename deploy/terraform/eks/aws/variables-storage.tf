@@ -9,6 +9,12 @@ variable "import_path" {
   }
 }
 
+variable "data_bucket_enabled" {
+  description = "Whether to create the bucket of import_path: versioned, encrypted, not public, TLS only."
+  type        = bool
+  default     = false
+}
+
 variable "results_prefix" {
   description = "Folder below import_path where the trainer may write; the log_dir of the charts."
   type        = string

@@ -109,7 +109,7 @@ variable "addon_versions" {
     condition = alltrue([
       for name, version in var.addon_versions : can(regex("^v[0-9]+\\.[0-9]+\\.[0-9]+-eksbuild\\.[0-9]+$", version)) && contains([
         "vpc-cni", "kube-proxy", "coredns", "eks-pod-identity-agent",
-        "aws-ebs-csi-driver", "aws-efs-csi-driver", "aws-fsx-csi-driver",
+        "aws-ebs-csi-driver", "aws-efs-csi-driver", "aws-fsx-csi-driver", "eks-node-monitoring-agent",
       ], name)
     ])
     error_message = "addon_versions must map an add-on of this cluster to a version such as v1.20.1-eksbuild.1."

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from maskfleet.data.checks.box_format import box_format_problems
 from maskfleet.data.checks.images import Progress, check_images
-from maskfleet.data.checks.problems import Problem, problem_of
+from maskfleet.data.checks.problems import Problem, problem_of, row_problem
 from maskfleet.data.checks.self_intersection import self_crossing_parts
 from maskfleet.data.store.annotations import MIN_POLYGON_NUMBERS, AnnotationStore
 from maskfleet.data.store.coco import KIND_BROKEN, KIND_NONE, KIND_POLYGONS, KIND_RLE
@@ -21,14 +22,25 @@ OVERHANG_PX = 1.0  # annotation tools round; COCO's own boxes exceed the image b
 
 
 def check_split(
-    store: AnnotationStore, *, decode: bool = False, workers: int = 0, progress: Progress | None = None
+    store: AnnotationStore,
+    *,
+    decode: bool = False,
+    workers: int = 0,
+    progress: Progress | None = None,
+    listed: bool = False,
+    thumbnails: list[bytes | None] | None = None,
 ) -> list[Problem]:
     """All problems of a split's annotations and image files; never raises.
 
     Reads the header of each image file; with `decode` also decodes it. `workers` files are read in parallel; 0 reads
-    them in this thread. `progress` is called with (images done, images in total).
+    them in this thread. `progress` is called with (images done, images in total). With `listed`, images in S3 are not
+    read: they must be listed and not empty. The thumbnails of decoded images are appended to `thumbnails`.
+    `check_data` in together.py also compares the splits of a run.
     """
-    return check_annotations(store) + check_images(store, decode=decode, workers=workers, progress=progress)
+    images = check_images(
+        store, decode=decode, workers=workers, progress=progress, listed=listed, thumbnails=thumbnails
+    )
+    return check_annotations(store) + images
 
 
 def check_annotations(store: AnnotationStore) -> list[Problem]:
@@ -37,6 +49,7 @@ def check_annotations(store: AnnotationStore) -> list[Problem]:
         *_split_problems(store),
         *_id_problems(store),
         *_box_problems(store),
+        *box_format_problems(store),
         *_polygon_problems(store),
         *_rle_problems(store),
     ]
@@ -52,12 +65,24 @@ def _split_problems(store: AnnotationStore) -> Iterator[Problem]:
     if without:
         what = f"{without} of {store.num_annotations} annotations have no segmentation"
         yield problem_of("no-outline", what, file)
+    yield from _category_problems(store)
+
+
+def _category_problems(store: AnnotationStore) -> Iterator[Problem]:
+    file = store.split.annotations
     seen: dict[int, str] = {}
     for identity, category in store.source_categories:
         if identity in seen:
             what = f"category id {identity} is used for {seen[identity]!r} and for {category!r}"
             yield problem_of("duplicate-category", what, file)
         seen.setdefault(identity, category)
+    of_name: dict[str, list[int]] = {}
+    for identity, category in seen.items():
+        of_name.setdefault(category.strip().casefold(), []).append(identity)
+    for ids in of_name.values():
+        if len(ids) > 1:
+            what = f"categories {', '.join(map(str, ids))} have the same name, {seen[ids[0]]!r}"
+            yield problem_of("category-name", what, file)
 
 
 def _id_problems(store: AnnotationStore) -> Iterator[Problem]:
@@ -66,14 +91,17 @@ def _id_problems(store: AnnotationStore) -> Iterator[Problem]:
         what = f"image id {identity} is also used for {path.name}"
         yield problem_of("duplicate-image", what, path, identity)
     for row in _repeats(store.columns["ann_id"]):
-        yield _row_problem(
+        yield row_problem(
             store, "duplicate-annotation", row, f"annotation id {store.columns['ann_id'][row]} is used more than once"
         )
     for row in np.arange(int(store.num_instances.sum()), store.num_annotations):
-        yield _row_problem(store, "unknown-image", row, f"no image has the id {store.columns['ann_image_id'][row]}")
+        yield row_problem(store, "unknown-image", row, f"no image has the id {store.columns['ann_image_id'][row]}")
     for row in np.flatnonzero(store.columns["ann_label"] == 0):
         what = f"no category has the id {store.columns['ann_category_id'][row]}"
-        yield _row_problem(store, "unknown-category", row, what)
+        yield row_problem(store, "unknown-category", row, what)
+    for row in np.flatnonzero(store.columns["ann_crowd_unclear"]):
+        meaning = "a crowd region" if store.columns["ann_crowd"][row] else "an object"
+        yield row_problem(store, "crowd-value", row, f"iscrowd is neither 0 nor 1; it is read as {meaning}")
 
 
 def _box_problems(store: AnnotationStore) -> Iterator[Problem]:
@@ -99,13 +127,13 @@ def _box_problems(store: AnnotationStore) -> Iterator[Problem]:
         for row in np.flatnonzero(rows):
             box = ", ".join(f"{value:g}" for value in boxes[row])
             of_image = " (image size {:.0f} x {:.0f})".format(*size[row]) if np.isfinite(size[row]).all() else ""
-            yield _row_problem(store, kind, row, f"box [{box}] {text}{of_image}")
+            yield row_problem(store, kind, row, f"box [{box}] {text}{of_image}")
 
 
 def _polygon_problems(store: AnnotationStore) -> Iterator[Problem]:
     columns = store.columns
     for row in np.flatnonzero(columns["ann_kind"] == KIND_BROKEN):
-        yield _row_problem(
+        yield row_problem(
             store, "segmentation-broken", row, "the segmentation is neither polygons nor a run-length mask"
         )
     rows = np.flatnonzero(columns["ann_kind"] == KIND_POLYGONS)
@@ -118,16 +146,16 @@ def _polygon_problems(store: AnnotationStore) -> Iterator[Problem]:
     is_short = ~is_broken & (numbers < MIN_POLYGON_NUMBERS)
     for part in np.flatnonzero(is_broken):
         what = f"a polygon of {numbers[part]} numbers does not consist of finite x, y pairs"
-        yield _row_problem(store, "polygon-broken", owner[part], what)
+        yield row_problem(store, "polygon-broken", owner[part], what)
     for part in np.flatnonzero(is_short):
         what = f"a polygon has {numbers[part] // 2} points; at least three are needed"
-        yield _row_problem(store, "polygon-short", owner[part], what)
+        yield row_problem(store, "polygon-short", owner[part], what)
     valid = np.flatnonzero(~is_broken & ~is_short)
     for row in np.setdiff1d(rows, owner[valid]):
-        yield _row_problem(store, "polygon-none", row, "no polygon of the segmentation has three points")
+        yield row_problem(store, "polygon-none", row, "no polygon of the segmentation has three points")
     for part in self_crossing_parts(columns["points"], start, valid):
         what = f"a polygon of {numbers[part] // 2} points crosses itself"
-        yield _row_problem(store, "polygon-crossing", owner[part], what)
+        yield row_problem(store, "polygon-crossing", owner[part], what)
 
 
 def _rle_problems(store: AnnotationStore) -> Iterator[Problem]:
@@ -141,14 +169,7 @@ def _rle_problems(store: AnnotationStore) -> Iterator[Problem]:
                 size = f"{store.heights[index]} and {store.widths[index]}"
                 raise RleError(f"its height and width are {height} and {width}, its image's {size}")
         except RleError as error:
-            yield _row_problem(store, "rle-broken", row, f"the run-length mask is broken: {error}")
-
-
-def _row_problem(store: AnnotationStore, kind: str, row: int | np.integer, what: str) -> Problem:
-    image_id, identity = int(store.columns["ann_image_id"][row]), int(store.columns["ann_id"][row])
-    index = int(store.owner(row))
-    path = store.image(index).path if index < len(store) else store.split.annotations
-    return problem_of(kind, what, path, image_id, identity)
+            yield row_problem(store, "rle-broken", row, f"the run-length mask is broken: {error}")
 
 
 def _repeats(values: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:

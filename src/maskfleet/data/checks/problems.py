@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from maskfleet.data.checks.self_intersection import MAX_TESTED_POINTS
+from maskfleet.data.files.stored import ImagePath
+from maskfleet.data.store.annotations import AnnotationStore
 from maskfleet.errors import DataError
+from maskfleet.log import count_text
 
 Severity = Literal["error", "warning"]
 
@@ -20,6 +24,11 @@ KINDS: dict[str, tuple[Severity, str]] = {
     "no-categories": ("error", "add the list of categories, each with an id and a name, to the annotation file"),
     "no-outline": ("warning", "nothing to do for boxes alone; with masks, the box is used as the outline"),
     "duplicate-category": ("error", "give each category its own id; only the first one is used"),
+    "category-name": ("warning", "give each class its own name, or use one id for both if they are the same class"),
+    "category-mismatch": (
+        "error",
+        "give all splits of a run the same categories: the same ids with the same names",
+    ),
     "duplicate-image": (
         "error",
         "give each image its own id; all annotations with this id belong to the first one",
@@ -32,6 +41,13 @@ KINDS: dict[str, tuple[Severity, str]] = {
     "box-empty": ("warning", "nothing to do: the annotation is not used in training; delete it to remove this warning"),
     "box-outside": ("error", "correct the box, or the width and height of the image in the annotation file"),
     "box-overhang": ("warning", "nothing to do: the box is clipped to the image"),
+    "box-normalised": ("error", "multiply the boxes by the width and height of their image: COCO's are in pixels"),
+    "box-corners": ("error", "write the box as [x, y, width, height], with width = right - left"),
+    "box-polygon": (
+        "warning",
+        "correct the one that is wrong: boxes are learned from the box, masks from the polygons",
+    ),
+    "crowd-value": ("warning", "write iscrowd as 0 or 1; every value that is not 0 or empty marks a crowd region"),
     "polygon-short": ("warning", "nothing to do: parts with fewer than three points are ignored; delete them"),
     "polygon-none": ("error", "draw the outline again: none of its parts has an area"),
     "polygon-broken": ("error", "write each part as finite numbers x, y, x, y, ..."),
@@ -46,7 +62,17 @@ KINDS: dict[str, tuple[Severity, str]] = {
     "image-empty": ("error", "copy the file again; it is empty"),
     "image-corrupt": ("error", "copy or download the file again; compare checksums with the original"),
     "image-truncated": ("error", "copy or download the file again; its end is missing"),
+    "image-too-large": ("error", "scale the image down, or raise the limit, data.max_image_mpx"),
+    "image-outside": (
+        "error",
+        "write file_name relative to the image folder, or allow it with data.allow_outside=true",
+    ),
     "image-size": ("error", "correct width and height in the annotation file, or restore the original image"),
+    "file-repeated": ("warning", "keep one of the entries, and give it the annotations of both"),
+    "image-repeated": (
+        "warning",
+        "keep one of the images; one that is also in the training split makes the validation look too good",
+    ),
     "image-grey": ("warning", "nothing to do: its channel is copied to blue, green and red"),
     "image-cmyk": ("warning", "convert it to RGB if exact colours matter: the decoder's conversion is approximate"),
     "image-alpha": ("warning", "nothing to do: the alpha channel is dropped"),
@@ -67,17 +93,25 @@ class Problem:
     severity: Severity
     image_id: int | None  # None: a problem of the whole split
     annotation_id: int | None
-    path: Path | None
+    path: ImagePath | None
     what: str
     remedy: str
 
 
 def problem_of(
-    kind: str, what: str, path: Path | None, image_id: int | None = None, annotation_id: int | None = None
+    kind: str, what: str, path: ImagePath | None, image_id: int | None = None, annotation_id: int | None = None
 ) -> Problem:
     """A problem with the severity and remedy of its kind."""
     severity, remedy = KINDS[kind]
     return Problem(kind, severity, image_id, annotation_id, path, what, remedy)
+
+
+def row_problem(store: AnnotationStore, kind: str, row: int | np.integer, what: str) -> Problem:
+    """A problem of the annotation in `row` of a store."""
+    image_id, identity = int(store.columns["ann_image_id"][row]), int(store.columns["ann_id"][row])
+    index = int(store.owner(row))
+    path = store.image(index).path if index < len(store) else store.split.annotations
+    return problem_of(kind, what, path, image_id, identity)
 
 
 def bad_images(problems: Iterable[Problem]) -> set[int]:
@@ -104,7 +138,7 @@ def summarise(problems: Sequence[Problem], *, limit: int = 5) -> str:
     if not problems:
         return "no problems found"
     num_errors = sum(problem.severity == "error" for problem in problems)
-    lines = [f"{_number(num_errors, 'error')} and {_number(len(problems) - num_errors, 'warning')} in the data"]
+    lines = [f"{count_text(num_errors, 'error')} and {count_text(len(problems) - num_errors, 'warning')} in the data"]
     for severity, kind, count in kind_counts(problems):
         lines.append(f"{severity}: {kind}, {count} found")
         of_kind = [problem for problem in problems if problem.kind == kind]
@@ -118,10 +152,6 @@ def kind_counts(problems: Iterable[Problem]) -> list[tuple[Severity, str, int]]:
     """(severity, kind, count), errors first, then by count."""
     counts = Counter((problem.severity, problem.kind) for problem in problems)
     return sorted(((*kind, count) for kind, count in counts.items()), key=lambda one: (one[0], -one[2], one[1]))
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _location(problem: Problem) -> str:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,11 +38,18 @@ class Converted:
 
 
 def convert(
-    source: Path, target: Path, *, form: Form, link: bool = False, progress: Progress | None = None
+    source: Path,
+    target: Path,
+    *,
+    form: Form,
+    link: bool = False,
+    allow_outside: bool = False,
+    progress: Progress | None = None,
 ) -> Converted:
     """Write the data set in `source` as a COCO folder at `target`, which must be new or empty; all of it or nothing.
 
-    Images are copied, or symlinked with `link`. One DataError lists all problems of the source.
+    Images are copied, or symlinked with `link`. One DataError lists all problems of the source. With `allow_outside`,
+    LabelMe files may name images outside of `source`.
     """
     source, target = Path(source), Path(target)
     tell = progress or (lambda what, done, total: None)
@@ -49,7 +57,8 @@ def convert(
         raise DataError(f"there is no folder {source}", remedy="check the path of the data set to convert")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise DataError(f"{target} already exists", remedy="choose a new folder; nothing is overwritten")
-    found = READERS[form](source, lambda done, total: tell("reading", done, total))
+    read = partial(read_labelme, allow_outside=True) if allow_outside and form == "labelme" else READERS[form]
+    found = read(source, lambda done, total: tell("reading", done, total))
     if not found.num_images:
         raise DataError(
             f"no annotated image was found under {source}",

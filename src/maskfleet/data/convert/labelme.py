@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from maskfleet.data.convert.source import (
+    IMAGE_SUFFIXES,
     SPLITS,
     Annotation,
     FaultError,
@@ -34,6 +36,10 @@ from maskfleet.data.convert.source import (
     polygon_annotation,
     raise_faults,
 )
+from maskfleet.data.image_formats import ImageFileError
+from maskfleet.data.image_header import MAX_IMAGE_MPX, image_header
+from maskfleet.data.pipeline.decode import decoded
+from maskfleet.data.store.annotations import leads_out
 from maskfleet.errors import DataError
 
 NOT_OBJECTS = {"__ignore__", "_background_"}
@@ -52,14 +58,17 @@ class _Document:
     shapes: list[dict[str, Any]]
 
 
-def read_labelme(root: Path, progress: ReadProgress) -> SourceSet:
-    """The data set of all JSON files in `root`; folders train, val and test become splits."""
+def read_labelme(root: Path, progress: ReadProgress, *, allow_outside: bool = False) -> SourceSet:
+    """The data set of all JSON files in `root`; folders train, val and test become splits.
+
+    An `imagePath` that leads out of `root` is a fault unless `allow_outside`.
+    """
     files = sorted(root.rglob("*.json"))
     faults: list[str] = []
     documents: list[_Document] = []
     for number, file in enumerate(files, 1):
         with collected(faults, f"{file}: "):
-            documents.append(_document(file))
+            documents.append(_document(file, None if allow_outside else root))
         progress(number, len(files))
     categories = _categories(root, documents)
     skipped: Counter[str] = Counter()
@@ -73,32 +82,45 @@ def read_labelme(root: Path, progress: ReadProgress) -> SourceSet:
         splits.setdefault(split, []).append(
             SourceImage(document.image, name, *document.size, annotations, document.content)
         )
-    raise_faults(faults, "fix those files in LabelMe, or remove them")
+    raise_faults(faults, _remedy(faults))
     notes = tuple(f"{count} shapes of kind {kind} were skipped: they have no area" for kind, count in skipped.items())
     return SourceSet(splits, categories, notes)
 
 
-def _document(file: Path) -> _Document:
+def _document(file: Path, inside: Path | None) -> _Document:
+    """The document in `file`, with an image in the folder `inside`, or anywhere if that is None."""
     tree = _tree(file)
     shapes = tree.get("shapes")
     if not isinstance(shapes, list) or not all(isinstance(shape, dict) for shape in shapes):
         raise FaultError("no list of shapes: not a LabelMe file")
     name = str(tree.get("imagePath") or "").replace("\\", "/")
     image = file.parent / name
+    if inside is not None and leads_out(name, inside, base=file.parent):
+        raise FaultError(f"imagePath {name} leads out of {inside}")
     if name and image.is_file():
         return _Document(file, image, None, image_size(image), shapes)
     if isinstance(tree.get("imageData"), str):
         width, height = tree.get("imageWidth"), tree.get("imageHeight")
-        if not (isinstance(width, int) and isinstance(height, int)):
+        if not (isinstance(width, int) and isinstance(height, int) and min(width, height) > 0):
             raise FaultError("no imageWidth and imageHeight")
-        return _Document(file, Path(name or "image.png"), partial(_embedded, file), (width, height), shapes)
+        if width * height > MAX_IMAGE_MPX * 1e6:
+            raise FaultError(f"an image of {width} x {height}; the limit is {MAX_IMAGE_MPX:g} million pixels")
+        known = name if Path(name).suffix.lower() in IMAGE_SUFFIXES else "image.png"
+        return _Document(file, Path(known), partial(_embedded, file), (width, height), shapes)
     raise FaultError(f"there is no image {name or '(no imagePath)'}, and the file does not contain it")
+
+
+def _remedy(faults: Sequence[str]) -> str:
+    outside = any("leads out of" in fault for fault in faults)
+    return "fix those files in LabelMe, or remove them" + (
+        "; --allow-outside reads images outside of the folder" if outside else ""
+    )
 
 
 def _tree(file: Path) -> dict[str, Any]:
     try:
         tree = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise FaultError(f"not JSON: {error}") from None
     if not isinstance(tree, dict):
         raise FaultError("not a LabelMe file")
@@ -182,10 +204,13 @@ def _points(value: Any) -> npt.NDArray[np.float64]:
 def _mask(text: Any, corners: npt.NDArray[np.float64], size: tuple[int, int]) -> npt.NDArray[np.uint8]:
     """The bitmap of the whole image from a PNG of the part between two corners, both inside."""
     try:
-        data = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
-        window = cv2.imdecode(data, cv2.IMREAD_GRAYSCALE) if len(data) else None
-    except (TypeError, binascii.Error):
-        window = None
+        data = base64.b64decode(text, validate=True)
+        header = image_header(io.BytesIO(data))
+    except (TypeError, binascii.Error, ImageFileError):
+        raise FaultError("its mask is not a PNG in base64") from None
+    if header.width > size[0] or header.height > size[1]:
+        raise FaultError("its mask reaches outside the image")
+    window = decoded(np.frombuffer(data, np.uint8), cv2.IMREAD_GRAYSCALE)
     if window is None:
         raise FaultError("its mask is not a PNG in base64")
     x, y = np.rint(corners[0]).astype(int).tolist()

@@ -16,8 +16,10 @@ import hotcoco.mask as coco_mask
 import numpy as np
 import numpy.typing as npt
 
-from maskfleet.data.image_header import ImageFileError, read_image_header
+from maskfleet.data.image_formats import ImageFileError
+from maskfleet.data.image_header import read_image_header
 from maskfleet.errors import DataError
+from maskfleet.log import count_text
 
 SPLITS = ("train", "val", "test")
 MAX_FAULTS_LISTED = 10
@@ -70,7 +72,7 @@ def raise_faults(faults: Sequence[str], remedy: str) -> None:
     if not faults:
         return
     lines = [
-        f"{len(faults)} fault{'' if len(faults) == 1 else 's'} in the data set to convert",
+        f"{count_text(len(faults), 'fault')} in the data set to convert",
         *faults[:MAX_FAULTS_LISTED],
     ]
     if len(faults) > MAX_FAULTS_LISTED:

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from maskfleet.data.checks.images import captured_stderr
 from maskfleet.data.checks.problems import Problem
-from maskfleet.data.image_header import JPEG_END, JPEG_START
-from maskfleet.data.pipeline.decode import DECODE_FLAGS
+from maskfleet.data.image_formats import ImageFileError
+from maskfleet.data.pipeline.decode import decoded_file
 from maskfleet.data.store.annotations import AnnotationStore, Floats, ImageRecord, InstanceArrays, clean_instances
 from maskfleet.data.store.coco import KIND_POLYGONS
 from maskfleet.rle import RleError, check_runs, rle_pixels, runs_from_text
@@ -91,21 +91,13 @@ def draw_problem_sample(store: AnnotationStore, index: int, problems: Sequence[P
 
 def _pixels(record: ImageRecord) -> Image | None:
     """The decoded pixels; a truncated file gives the part that exists."""
-    try:
-        data = np.fromfile(record.path, np.uint8)
-    except OSError:
+    if record.is_outside:
         return None
-    if not len(data):
-        return None
-    try:
-        with captured_stderr():  # the checks report already what the decoder prints about a broken file
-            pixels = cv2.imdecode(data, DECODE_FLAGS)
-            if pixels is None and data[:2].tobytes() == JPEG_START:
-                # with an end marker, the decoder returns the existing part of a truncated JPEG
-                pixels = cv2.imdecode(np.append(data, np.frombuffer(JPEG_END, np.uint8)), DECODE_FLAGS)
-    except cv2.error:  # more pixels than OpenCV accepts
-        return None
-    return None if pixels is None else np.asarray(pixels, np.uint8)
+    with captured_stderr():  # the checks report already what the decoder prints about a broken file
+        try:
+            return decoded_file(record.path, max_mpx=record.max_mpx, partly=True)
+        except (ImageFileError, OSError):
+            return None
 
 
 def _zoom(height: float, width: float) -> float:
@@ -143,7 +135,7 @@ def _mask(instances: InstanceArrays, number: int, view: _View, shape: tuple[int,
     if parts:
         return _filled(parts, shape)
     rle = instances.rle(number)
-    if rle is None or not _is_valid(rle):
+    if rle is None or not _is_valid(rle, instances.store.rules.max_mpx):
         return 0, 0, np.zeros((0, 0), np.bool_)
     decoded = rle_pixels(rle).astype(np.uint8)
     return np.asarray(cv2.resize(decoded, (shape[1], shape[0]), interpolation=cv2.INTER_NEAREST), np.bool_)
@@ -164,7 +156,11 @@ def _filled(parts: Sequence[Floats], shape: tuple[int, ...]) -> Mask:
     return y0, x0, window.astype(np.bool_)
 
 
-def _is_valid(rle: dict[str, Any]) -> bool:
+def _is_valid(rle: dict[str, Any], max_mpx: float) -> bool:
+    """Whether the mask can be decoded, and is no larger than an image may be."""
+    height, width = rle["size"]
+    if height * width > max_mpx * 1e6:
+        return False
     try:
         check_runs(runs_from_text(rle["counts"]), *rle["size"])
     except RleError:

@@ -14,6 +14,7 @@ from typing import Any
 from markupsafe import Markup
 
 from maskfleet.data.checks.problems import Problem, kind_counts
+from maskfleet.data.files.stored import ImageFolder, ImagePath, StoredFile, StoredFolder
 from maskfleet.data.inspect.draw import draw_problem_sample, draw_sample
 from maskfleet.data.inspect.report import Report, SplitReport
 from maskfleet.data.inspect.selection import SelectedImage
@@ -23,6 +24,7 @@ from maskfleet.errors import DataError
 from maskfleet.html.charts import Band, bar, bubbles, canvas_outline, histogram, stacked_bar
 from maskfleet.html.images import data_uri
 from maskfleet.html.page import generator_tag, render
+from maskfleet.log import count_text
 from maskfleet.system.files import write_atomically
 
 MADE_BY = "data inspect"
@@ -117,8 +119,11 @@ def _rows(report: Report) -> list[tuple[str, str, Problem]]:
     return sorted(rows, key=lambda row: (row[2].severity, row[2].kind))
 
 
-def _relative(path: Path, folder: Path) -> str:
+def _relative(path: ImagePath, folder: ImageFolder) -> str:
     """The path of a file inside `folder`; only its name if it is elsewhere."""
+    if isinstance(path, StoredFile) or isinstance(folder, StoredFolder):
+        within = isinstance(path, StoredFile) and isinstance(folder, StoredFolder)
+        return str(path).removeprefix(f"{folder}/") if within else path.name
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else path.name
 
 
@@ -179,7 +184,7 @@ def _charts(split: SplitReport) -> list[tuple[str, str, Markup]]:
     num_sizes = split.sizes.distinct
     return [
         ("Box size", _median(split.box_size, "{:.0f} px"), _box_size_chart(split.box_size)),
-        ("Image sizes", f"{num_sizes:,} distinct size{'' if num_sizes == 1 else 's'}", size_chart),
+        ("Image sizes", count_text(num_sizes, "distinct size"), size_chart),
         ("Box aspect", _median(split.aspect, "{:.2f}"), _aspect_chart(split.aspect)),
         ("Objects per image", _median(split.objects_per_image, "{:g}"), _per_image_chart(split.objects_per_image)),
     ]

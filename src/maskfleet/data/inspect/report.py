@@ -5,28 +5,26 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from maskfleet import __version__
-from maskfleet.data.checks.annotations import check_split
 from maskfleet.data.checks.problems import Problem
+from maskfleet.data.checks.together import Progress, check_data
+from maskfleet.data.files.root import DataRoot, open_root
 from maskfleet.data.inspect import statistics
 from maskfleet.data.inspect.selection import SelectedImage, choose_problem_samples, choose_samples
-from maskfleet.data.store.annotations import AnnotationStore, open_store
-from maskfleet.data.store.coco import SplitPaths, find_split, split_from_paths, split_names
+from maskfleet.data.store.annotations import AnnotationStore, ImageRules, open_store
+from maskfleet.data.store.splits import SplitPaths, advised_folder, find_split, split_from_paths, split_names
 from maskfleet.errors import DataError
 
 REPORT_FORMAT = 1
 MIN_IMAGES_FOR_WORKERS = 500  # starting processes takes about as long as decoding this many
 MAX_WORKERS = 16
-
-Progress = Callable[[str, int, int], None]  # split, images done, images in total
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +84,24 @@ class Report:
         return len(self.problems) - self.num_errors
 
 
+def located(text: str | None) -> Path | DataRoot | None:
+    """What the command line names: a path of this machine, or a data set in S3."""
+    return open_root(text) if text is not None and text.startswith("s3://") else None if text is None else Path(text)
+
+
 def splits_to_inspect(
-    root: Path | None, names: Sequence[str] = (), *, annotations: Path | None = None, images: Path | None = None
+    root: Path | DataRoot | None,
+    names: Sequence[str] = (),
+    *,
+    annotations: Path | None = None,
+    images: Path | None = None,
 ) -> tuple[list[SplitPaths], list[str]]:
     """The splits to inspect -> (splits, notes about splits without images).
 
     Given is either a COCO folder, with `names` to select some of its splits, or an annotation file and its image
     folder; these two may be relative to `root`.
     """
-    if root is not None and root.is_file() and annotations is None:
+    if isinstance(root, Path) and root.is_file() and annotations is None:
         root, annotations = None, root
     if annotations is not None or images is not None:
         return [_split_of_paths(root, names, annotations, images)], []
@@ -120,6 +127,7 @@ def inspect_splits(
     resize: Resize,
     decode: bool = True,
     workers: int | None = None,
+    rules: ImageRules = ImageRules(),  # noqa: B008 - it is frozen
     num_samples: int = 24,
     notes: Sequence[str] = (),
     progress: Progress | None = None,
@@ -129,14 +137,16 @@ def inspect_splits(
     `decode` decodes every image in addition to reading its header. `workers` files are read in parallel, 0 in this
     process; None uses one worker per core for large splits. `notes` are added to the report.
     """
-    reports = []
-    stores = [open_store(split) for split in splits]
-    for store in stores:
-        report_progress = partial(progress, store.split.name) if progress is not None else None
-        num_workers = _default_workers(len(store)) if workers is None else workers
-        problems = check_split(store, decode=decode, workers=num_workers, progress=report_progress)
-        reports.append(_split_report(store, problems, resize, num_samples))
-    return Report(tuple(reports), tuple(stores), (*notes, *_category_notes(stores)), resize, decode)
+    stores = [open_store(split, rules=rules) for split in splits]
+
+    def num_workers(store: AnnotationStore) -> int:
+        return _default_workers(len(store)) if workers is None else workers
+
+    problems = check_data(stores, decode=decode, workers=num_workers, progress=progress)
+    reports = [
+        _split_report(store, of_store, resize, num_samples) for store, of_store in zip(stores, problems, strict=True)
+    ]
+    return Report(tuple(reports), tuple(stores), tuple(notes), resize, decode)
 
 
 def report_json(report: Report) -> dict[str, Any]:
@@ -153,8 +163,15 @@ def report_json(report: Report) -> dict[str, Any]:
     }
 
 
+def failure_json(error: DataError) -> dict[str, Any]:
+    """What `report_json` would be, for data that cannot be inspected."""
+    failure = {"what": error.what, "remedy": error.remedy}
+    known = {"maskfleet": __version__, "format": REPORT_FORMAT, "errors": 1, "warnings": 0}
+    return known | {"notes": [], "splits": [], "failure": failure}
+
+
 def _split_of_paths(
-    root: Path | None, names: Sequence[str], annotations: Path | None, images: Path | None
+    root: Path | DataRoot | None, names: Sequence[str], annotations: Path | None, images: Path | None
 ) -> SplitPaths:
     if annotations is None or images is None:
         missing = "--images, the image folder" if images is None else "--annotations, the annotation file"
@@ -164,16 +181,23 @@ def _split_of_paths(
             "--split names a split of a COCO folder, but an annotation file is given",
             remedy="leave out --split, or give the COCO folder alone",
         )
-    base = root or Path()
-    return split_from_paths(base / annotations, base / images)
+    base = open_root(root or Path()) if root is None or isinstance(root, Path) else root
+    return split_from_paths(annotations, images, root=base)
 
 
-def _names_under(root: Path) -> list[str]:
+def _names_under(root: Path | DataRoot) -> list[str]:
     if not root.exists():
         raise DataError(f"there is no folder {root}", remedy="check the path")
     names = split_names(root)
     if names:
         return names
+    if not isinstance(root, Path):
+        raise DataError(
+            f"{root.name} has no annotations/instances_*.json",
+            remedy="name the prefix or folder that holds annotations/",
+        )
+    if any(root.glob("instances_*.json")):
+        raise DataError(f"{root} has no annotations/instances_*.json", remedy=advised_folder(str(root)))
     looks_like = {
         "yolo": any(root.glob("*.yaml")) or any(root.glob("*.yml")),
         "voc": (root / "Annotations").is_dir(),
@@ -217,15 +241,3 @@ def _split_report(store: AnnotationStore, problems: Sequence[Problem], resize: R
         samples=tuple(choose_samples(store, table, problems, count=num_samples)),
         problem_samples=tuple(choose_problem_samples(store, problems, count=num_samples)),
     )
-
-
-def _category_notes(stores: Sequence[AnnotationStore]) -> list[str]:
-    """Notes about splits whose classes differ, so that they cannot be trained and evaluated together."""
-    notes = []
-    for store in stores[1:]:
-        ours = {(c.id, c.name) for c in stores[0].categories}
-        theirs = {(c.id, c.name) for c in store.categories}
-        if ours != theirs:
-            difference = ", ".join(f"{identity} {name}" for identity, name in sorted(ours ^ theirs)[:5])
-            notes.append(f"{stores[0].split.name} and {store.split.name} have different classes: {difference}")
-    return notes

@@ -13,6 +13,7 @@ import numpy as np
 from maskfleet.data.checks.problems import Problem, bad_images
 from maskfleet.data.inspect.statistics import SMALL_AREA
 from maskfleet.data.store.annotations import AnnotationStore, Bools, InstanceArrays, Ints
+from maskfleet.log import count_text
 
 CLASS_SHARE = 0.6  # at most this share of the images is chosen for a class
 SEED = 0
@@ -107,4 +108,4 @@ def _rare_classes(
         covered |= set(objects.labels[objects.owner == index].tolist())
         count -= 1
         number = int(numbers[category.label])
-        yield index, f"{category.name}: {number} object{'' if number == 1 else 's'} in the split"
+        yield index, f"{category.name}: {count_text(number, 'object')} in the split"

@@ -85,7 +85,8 @@ class BucketUse:
 
     mode: BucketMode
     canvases: tuple[CanvasUse, ...]
-    padding: float  # share of canvas pixels outside the images
+    padding: float  # share of canvas pixels outside the images; for "none", with one image per batch
+    saved: float  # share of the canvas pixels of "orientation", the default, that this setting saves
 
 
 def object_table(store: AnnotationStore) -> InstanceArrays:
@@ -161,8 +162,8 @@ def bucket_uses(store: AnnotationStore, *, short_edge_px: int, max_px: int, divi
     heights, widths = store.heights[known], store.widths[known]
     if not len(heights):
         return ()
-    uses = []
-    for mode in get_args(BucketMode):
+    uses, default_pixels = [], 0
+    for mode in get_args(BucketMode):  # the default is the first
         buckets = choose_buckets(mode, heights, widths, short_edge_px=short_edge_px, max_px=max_px, divisor=divisor)
         counts = np.bincount(buckets.of(heights, widths), minlength=len(buckets.canvases)).tolist()
         canvases = [
@@ -170,7 +171,9 @@ def bucket_uses(store: AnnotationStore, *, short_edge_px: int, max_px: int, divi
             for canvas, count in zip(buckets.canvases, counts, strict=True)
         ]
         filled = int(buckets.resized(heights, widths).prod(axis=1).sum())
-        uses.append(BucketUse(mode, tuple(canvases), 1 - filled / buckets.padded_pixels(heights, widths)))
+        pixels = buckets.padded_pixels(heights, widths)
+        default_pixels = default_pixels or pixels
+        uses.append(BucketUse(mode, tuple(canvases), 1 - filled / pixels, 1 - pixels / default_pixels))
     return tuple(uses)
 
 

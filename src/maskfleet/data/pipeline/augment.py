@@ -25,7 +25,7 @@ class AugmentedImage:
     Geometric augmentations only change `geometry`: the pixels are resampled once, by `place_image` or on the GPU.
     """
 
-    pixels: Pixels  # [h, w, 3] of the source, not yet resized
+    pixels: Pixels  # [h, w, 3] of the source, not yet resized; a large one is decoded smaller (see decode.reduction)
     geometry: Geometry
     canvas: tuple[int, int] | None  # None where each batch has a canvas of its own size
 
@@ -45,11 +45,19 @@ class Augmentation(Protocol):
 
 
 def augmented(
-    pixels: Pixels, augmentations: Sequence[Augmentation], *, canvas: tuple[int, int] | None, seed: int
+    pixels: Pixels,
+    augmentations: Sequence[Augmentation],
+    *,
+    canvas: tuple[int, int] | None,
+    seed: int,
+    size: tuple[int, int] | None = None,
 ) -> AugmentedImage:
-    """The source `pixels` after all `augmentations`, in order, with random numbers drawn from `seed`."""
+    """The source `pixels` after all `augmentations`, in order, with random numbers drawn from `seed`.
+
+    `size` is that of the source, if the pixels were decoded smaller.
+    """
     rng = np.random.default_rng(seed)
-    size = (pixels.shape[0], pixels.shape[1])
+    size = size or (pixels.shape[0], pixels.shape[1])
     image = AugmentedImage(pixels, Geometry(size, size, (0, 0), size, flip=False), canvas)
     for augmentation in augmentations:
         image = augmentation.apply(image, augmentation.draw(rng))

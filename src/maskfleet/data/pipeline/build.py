@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
 
 import torch
 
@@ -24,6 +25,8 @@ from maskfleet.data.store.annotations import AnnotationStore
 from maskfleet.data.store.dataset import evaluation_images, training_images
 
 MAX_DEFAULT_WORKERS = 8
+MAX_AUTO_BATCH = 16  # the batch that benchmarks/step.py measures
+MEMORY_PER_IMAGE_BYTES = 2 * 2**30  # an estimate for 800 x 1344 without compiling, on the safe side
 
 
 def augmentations(config: RunConfig) -> tuple[Augmentation, ...]:
@@ -38,6 +41,11 @@ def augmentations(config: RunConfig) -> tuple[Augmentation, ...]:
         ScaleJitter(data.scale_jitter),
         ColorJitter(data.color_jitter),
     )
+
+
+def reads_crowds(config: RunConfig) -> bool:
+    """Whether training needs the crowd regions."""
+    return config.model.rpn.crowd_overlap <= 1
 
 
 def build_train_loader(
@@ -68,11 +76,16 @@ def build_train_loader(
         crops=data.scale_jitter is not None,
     )
     images.buckets = buckets.of(*images.sizes())
-    crowds = model.rpn.crowd_overlap <= 1  # above 1 nothing reads them
     dataset = TrainBatches(
         images,
         buckets,
-        Preparation(augmentations(config), masks=model.mask, crowds=crowds),
+        Preparation(
+            augmentations(config),
+            masks=model.mask,
+            crowds=reads_crowds(config),
+            # Large-scale jitter enlarges: how much of a photo is needed is only known after it.
+            largest_px=(data.train_short_edge_px[1], model.canvas_max_px) if data.scale_jitter is None else None,
+        ),
         seed=train.seed,
         resize_on=resize_on or _default_resize(device),
         skip_bad=data.on_bad == "skip",
@@ -80,8 +93,8 @@ def build_train_loader(
     num_workers = chosen_workers(data.num_workers, world_size, device)
     saved = cursor_from(resume) if resume is not None else None
     areas = {canvas[0] * canvas[1] for canvas in buckets.canvases if canvas is not None}
-    group = order_group(areas, world_size, saved, train.images_per_gpu)
-    order = TrainOrder(images.buckets, images_per_batch=train.images_per_gpu, seed=train.seed, group=group)
+    group = order_group(areas, world_size, saved, train.batch_size)
+    order = TrainOrder(images.buckets, images_per_batch=train.batch_size, seed=train.seed, group=group)
     stream = RankStream(order, rank=rank, world_size=world_size, start=saved)
     return TrainLoader(WorkerPool(dataset, num_workers=num_workers, device=device), stream, buckets)
 
@@ -96,7 +109,10 @@ def build_eval_loader(
     skip: Collection[int] = (),
     resize_on: ResizeOn | None = None,
 ) -> EvalLoader:
-    """One rank's share of one validation set; every image belongs to exactly one rank."""
+    """One rank's share of one validation set; every image belongs to exactly one rank.
+
+    On a GPU half of the rank's cores are left to the processes that encode detections.
+    """
     device = torch.device(device)
     data, model = config.data, config.model
     images = evaluation_images(store, max_images=config.eval.max_images, skip=skip)
@@ -111,24 +127,33 @@ def build_eval_loader(
         )
     )
     images.buckets = buckets.of(*sizes)
-    planned = evaluation_batches(
-        images.buckets, images_per_batch=config.eval.images_per_gpu, rank=rank, world_size=world_size
-    )
+    batch_size = eval_batch_size(config.eval.images_per_gpu, device)
+    planned = evaluation_batches(images.buckets, images_per_batch=batch_size, rank=rank, world_size=world_size)
     dataset = EvaluationBatches(
         images, buckets, resize_on=resize_on or _default_resize(device), skip_bad=data.on_bad == "skip"
     )
-    num_workers = chosen_workers(data.num_workers, world_size, device)
+    num_workers = chosen_workers(data.num_workers, world_size, device, share=0.5)
     return EvalLoader(WorkerPool(dataset, num_workers=num_workers, device=device), planned, buckets)
 
 
-def chosen_workers(configured: int | None, world_size: int, device: torch.device) -> int:
-    """Loader processes per rank: as `configured`, else the rank's share of the CPU cores, half of it without a GPU."""
+def eval_batch_size(configured: Literal["auto"] | int, device: torch.device) -> int:
+    """What `eval.images_per_gpu` means on `device`: auto is one image on the CPU, on a GPU as memory allows."""
+    if configured != "auto":
+        return configured
+    if device.type != "cuda":
+        return 1
+    half = torch.cuda.get_device_properties(device).total_memory // 2
+    return max(1, min(MAX_AUTO_BATCH, half // MEMORY_PER_IMAGE_BYTES))
+
+
+def chosen_workers(configured: int | None, world_size: int, device: torch.device, *, share: float = 1.0) -> int:
+    """Processes per rank: as `configured`, else a `share` of the rank's CPU cores, at most half without a GPU."""
     if configured is not None:
         return configured
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if device.type == "cuda":
         ranks_here = min(world_size, torch.cuda.device_count())
-        return max(1, min(MAX_DEFAULT_WORKERS, cores // ranks_here))
+        return max(1, min(MAX_DEFAULT_WORKERS, int(cores // ranks_here * share)))
     return max(1, min(MAX_DEFAULT_WORKERS, cores // world_size // 2))
 
 

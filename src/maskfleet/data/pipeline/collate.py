@@ -37,13 +37,13 @@ class EvalBatch:
     images: Images
     image_ids: Tensor  # [B] int64
     original_sizes: Tensor  # [B, 2] int64, (height, width)
+    resized_sizes: Tensor  # [B, 2] int64, those of `images`; on the host, where reading them stalls no GPU
 
     def to(self, device: torch.device | str) -> EvalBatch:
-        return EvalBatch(self.images.to(device), self.image_ids, self.original_sizes)
+        return dataclasses.replace(self, images=self.images.to(device))
 
     def pin_memory(self) -> EvalBatch:
-        images = map_tensors(self.images, lambda tensor: tensor.pin_memory())
-        return EvalBatch(images, self.image_ids, self.original_sizes)
+        return dataclasses.replace(self, images=map_tensors(self.images, lambda tensor: tensor.pin_memory()))
 
 
 def training_batch(samples: Sequence[Sample], images: Images, *, masks: bool, crowds: bool) -> Batch:
@@ -70,6 +70,7 @@ def evaluation_batch(samples: Sequence[Sample], images: Images) -> EvalBatch:
         images=images,
         image_ids=torch.tensor([sample.image_id for sample in samples], dtype=torch.int64),
         original_sizes=torch.tensor([sample.geometry.source for sample in samples], dtype=torch.int64),
+        resized_sizes=_sizes(samples),
     )
 
 
@@ -88,9 +89,12 @@ def images_as_decoded(samples: Sequence[Sample], canvas: tuple[int, int]) -> tup
     pixels = _zeros(len(samples), *padded_size, 3)
     for padded, sample in zip(pixels.numpy(), samples, strict=True):
         padded[: sample.image.shape[0], : sample.image.shape[1]] = sample.image
-    names = ("source", "resized", "offset", "flip")
-    fields = {name: torch.tensor([getattr(sample.geometry, name) for sample in samples]) for name in names}
-    geometry = BatchGeometry(**fields, canvas=canvas)
+    fields = {
+        name: torch.tensor([getattr(sample.geometry, name) for sample in samples])
+        for name in ("resized", "offset", "flip")
+    }
+    source = torch.tensor([sample.image.shape[:2] for sample in samples])  # of the pixels, which may be reduced
+    geometry = BatchGeometry(source=source, **fields, canvas=canvas)
     return Images(pixels.permute(0, 3, 1, 2), _sizes(samples)), geometry
 
 

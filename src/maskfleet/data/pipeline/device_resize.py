@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from maskfleet.batch import map_tensors
+from maskfleet.ops.triton import kernels_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,11 @@ def resize_on_device(pixels: Tensor, sizes: Tensor, geometry: BatchGeometry) -> 
     Samples as OpenCV's INTER_LINEAR does: centres at half pixels, the border repeated. OpenCV interpolates with
     11-bit weights, so a value may differ by one.
     """
+    if kernels_for(pixels):
+        from maskfleet.ops.triton.resize import resize
+
+        moves = (geometry.source, geometry.resized, geometry.offset, geometry.flip)
+        return resize(pixels, sizes, *moves, canvas=geometry.canvas)
     height, width = geometry.canvas
     rows = torch.arange(height, device=pixels.device)[None]  # [1, H]
     columns = torch.arange(width, device=pixels.device)[None]  # [1, W]
@@ -45,7 +51,7 @@ def resize_on_device(pixels: Tensor, sizes: Tensor, geometry: BatchGeometry) -> 
     left, right, across = _taps(columns + geometry.offset[:, 1:], geometry.source[:, 1:], geometry.resized[:, 1:])
     image = torch.arange(len(pixels), device=pixels.device)[:, None]
     source = pixels.permute(0, 2, 3, 1)  # [B, h0, w0, 3], the memory layout of the worker
-    # One axis after the other takes half the time of both at once (12 images of 480 x 640 on an H200: 1.7, not 3.2 ms).
+    # One axis after the other: half the time of both at once.
     near, far = source[image, :, left].float(), source[image, :, right].float()  # [B, W, h0, 3]
     wide = torch.lerp(near, far, across[:, :, None, None]).transpose(1, 2).contiguous()  # [B, h0, W, 3]
     moved = torch.lerp(wide[image, top], wide[image, bottom], down[:, :, None, None])  # [B, H, W, 3]

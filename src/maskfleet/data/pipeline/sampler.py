@@ -33,6 +33,7 @@ class PlannedBatch:
     bucket: int
     images: tuple[int, ...]  # [B] indices into the set
     copies: tuple[int, ...]  # [B] 0; 1, 2, ... for the first, second, ... repeat of an image in this pass
+    ahead: tuple[int, ...] = ()  # images of the batch that the same worker makes next, to be read from S3 meanwhile
 
 
 class TrainOrder:
@@ -56,6 +57,11 @@ class TrainOrder:
     @property
     def batches_per_pass(self) -> int:
         return len(self._bucket_of_batch)
+
+    @property
+    def used_buckets(self) -> tuple[int, ...]:
+        """The buckets that have images."""
+        return tuple(bucket for bucket, members in enumerate(self._members) if len(members))
 
     def batch(self, number: int) -> PlannedBatch:
         """Batch `number` of the stream; random access."""

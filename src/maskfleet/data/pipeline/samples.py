@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from maskfleet.data.pipeline.augment import Augmentation, augmented
-from maskfleet.data.pipeline.decode import read_image
+from maskfleet.data.pipeline.decode import read_image, reduction
 from maskfleet.data.pipeline.geometry import (
     MIN_CROPPED_SIDE_PX,
     Floats,
@@ -38,6 +38,8 @@ class Preparation:
     augmentations: tuple[Augmentation, ...]
     masks: bool
     crowds: bool
+    largest_px: tuple[int, int] | None = None
+    """Short edge and longest side of the largest that an image is resized to; None to decode all in full size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Sample:
     """A decoded image, its geometry, and its ground truth in pixels of the canvas."""
 
     image_id: int
-    image: Pixels  # the source, not yet resized
+    image: Pixels  # the source, not yet resized; a large one is decoded smaller
     geometry: Geometry
     boxes: Floats  # [N, 4]
     labels: Ints  # [N]
@@ -62,8 +64,11 @@ def train_sample(
     `canvas` is None where each batch has a canvas of its own size.
     """
     record = store.image(index)
-    pixels = read_image(record.path, image_id=record.id, size=(record.height, record.width))
-    image = augmented(pixels, preparation.augmentations, canvas=canvas, seed=seed)
+    size = (record.height, record.width)
+    largest = preparation.largest_px
+    resized = resize_geometry(size, short_edge_px=largest[0], max_px=largest[1]).resized if largest else size
+    pixels = _pixels(record, resized)
+    image = augmented(pixels, preparation.augmentations, canvas=canvas, seed=seed, size=size)
     geometry = image.geometry
     instances = clean_instances(store.instances(index))
     objects = instances.objects
@@ -84,10 +89,17 @@ def train_sample(
 def evaluation_sample(store: AnnotationStore, index: int, *, short_edge_px: int, max_px: int) -> Sample:
     """Image `index` of `store`, resized as in evaluation, without ground truth."""
     record = store.image(index)
-    image = read_image(record.path, image_id=record.id, size=(record.height, record.width))
     geometry = resize_geometry((record.height, record.width), short_edge_px=short_edge_px, max_px=max_px)
+    image = _pixels(record, geometry.resized)
     no_boxes = np.zeros((0, 4), np.float32)
     return Sample(record.id, image, geometry, no_boxes, np.zeros(0, np.int64), [], no_boxes, 0)
+
+
+def _pixels(record: ImageRecord, resized: tuple[int, int]) -> Pixels:
+    """The image, decoded smaller if it is far larger than what it will be resized to."""
+    size = (record.height, record.width)
+    reduced = reduction(size, resized)
+    return read_image(record.path, image_id=record.id, size=size, max_mpx=record.max_mpx, reduced=reduced)
 
 
 @dataclass(frozen=True, slots=True)

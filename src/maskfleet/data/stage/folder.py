@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,22 +33,39 @@ from maskfleet.system.lock import locked
 
 CHUNK_BYTES = 1 << 20
 _MAX_KNOWN_PARENTS = 10_000
+_REMOVALS = 40
+_REMOVAL_PAUSE_S = 0.05
 
 
 class Folder:
     """A folder; a file gets its name only after it is written completely."""
 
     is_folder = True
+    is_sequential = False
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.name = str(root)
         self.manifest_name = str(root / MANIFEST)
         self._state = root / STATE_FOLDER
-        self._parts = self._state / "partial"
+        # Below a name of its own: after a kill, what still writes for an earlier staging cannot write for this one.
+        self._parts = self._state / "partial" / secrets.token_hex(4)
         self._journal_path = self._state / "journal.jsonl"
         self._journal: BinaryIO | None = None
+        self._journal_lock = threading.Lock()
         self._safe_parents: set[Path] = set()
+
+    @classmethod
+    def in_process(cls, root: Path, parts: Path) -> Folder:
+        """The folder in a process that helps with a staging; it has a journal of its own."""
+        folder = cls(root)
+        folder._parts = parts
+        folder._journal_path = folder._state / f"journal-{os.getpid()}.jsonl"
+        return folder
+
+    def opener(self) -> Callable[[], Folder]:
+        """Opens the folder in another process."""
+        return partial(Folder.in_process, self.root, self._parts)
 
     def items(self) -> Iterator[Item]:
         """All files, following links; none if the folder does not exist."""
@@ -55,6 +76,12 @@ class Folder:
         """An empty version, and the bytes of a file; a file that changes while it is read is a problem."""
         return "", self._chunks(item)
 
+    def read_range(self, path: str, start: int, num_bytes: int) -> bytes:
+        """A part of a file."""
+        with folder_errors(self.name), (self.root / path).open("rb") as file:
+            file.seek(start)
+            return file.read(num_bytes)
+
     def manifest(self) -> Iterator[FileRecord]:
         """Records of the folder's manifest, if it has one."""
         yield from _records_in(self.root / MANIFEST, allow_partial_end=False)
@@ -62,7 +89,8 @@ class Folder:
     def records(self) -> Iterator[FileRecord]:
         """The verified files: records of the manifest, then those of a staging that was interrupted."""
         yield from self.manifest()
-        yield from _records_in(self._journal_path, allow_partial_end=True)
+        for journal in self._journals():
+            yield from _records_in(journal, allow_partial_end=True)
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
@@ -71,14 +99,14 @@ class Folder:
             with folder_errors(self.name):
                 self._state.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(locked(self._state / "lock", f"staging into {self.name}"))
-                shutil.rmtree(self._parts, ignore_errors=True)
-                self._parts.mkdir(exist_ok=True)
+                self._remove_parts()
+                self._parts.mkdir(parents=True)
             try:
                 yield
             finally:
                 if self._journal is not None:
                     self._journal.close()
-                shutil.rmtree(self._parts, ignore_errors=True)
+                self._remove_parts()
 
     def expect_space(self, need_bytes: int) -> None:
         """Raise before the first byte is copied if the file system has too little free space."""
@@ -93,14 +121,24 @@ class Folder:
         """Remove the manifest while the folder is incomplete; a journal keeps the verified records."""
         with folder_errors(self.name):
             self._write_records(self._journal_path, records)
+            self._remove_journals_of_processes()
+            if self._journal is not None:
+                self._journal.close()
             self._journal = self._journal_path.open("ab")
             (self.root / MANIFEST).unlink(missing_ok=True)
 
-    def note(self, record: FileRecord) -> None:
-        """Add to the journal, so that a later staging can resume if this one is killed."""
-        assert self._journal is not None, "reopen comes first"
+    def invalidate(self, path: str) -> None:
+        """Remove a file that says that others are complete, before they change."""
         with folder_errors(self.name):
-            self._journal.write(line_of(record).encode())
+            (self.root / path).unlink(missing_ok=True)
+
+    def note(self, record: FileRecord) -> None:
+        """Add to the journal, so that a later staging can resume if this one is killed; any thread may call this."""
+        line = line_of(record).encode()
+        with folder_errors(self.name), self._journal_lock:
+            if self._journal is None:
+                self._journal = self._journal_path.open("ab")
+            self._journal.write(line)
             self._journal.flush()
 
     def store(self, item: Item, chunks: Iterable[bytes]) -> tuple[str, str]:
@@ -122,6 +160,24 @@ class Folder:
             os.sync()  # once, instead of one fsync for each of a hundred thousand files
             self._write_records(self.root / MANIFEST, records)
             self._journal_path.unlink(missing_ok=True)
+            self._remove_journals_of_processes()
+
+    def _journals(self) -> list[Path]:
+        """The journal of the staging, then those of its processes."""
+        return [self._journal_path, *sorted(self._state.glob("journal-*.jsonl"))]
+
+    def _remove_journals_of_processes(self) -> None:
+        for journal in self._journals()[1:]:
+            journal.unlink()
+
+    def _remove_parts(self) -> None:
+        """Remove partial files; processes of a killed staging may add some until they notice its end."""
+        partial_files = self._parts.parent
+        for _ in range(_REMOVALS):
+            shutil.rmtree(partial_files, ignore_errors=True)
+            if not partial_files.exists():
+                return
+            time.sleep(_REMOVAL_PAUSE_S)
 
     def _write_records(self, path: Path, records: Iterable[FileRecord]) -> None:
         with replacing(path, temporary_in=self._parts) as file:

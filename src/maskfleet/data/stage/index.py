@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from maskfleet.data.stage.manifest import FileRecord, Item
 
@@ -28,7 +28,8 @@ _COMPLETE = """(
   AND (present.etag = '' OR present.etag = record.etag)
   AND (expected.sha256 IS NULL OR expected.sha256 = record.sha256)
 )"""
-_COLUMNS = """source.path, source.bytes, source.etag, source.mtime_ns, present.bytes, present.etag, expected.sha256,
+_COLUMNS = """source.path, source.bytes, source.etag, source.mtime_ns, source.position,
+  present.bytes, present.etag, expected.sha256,
   record.bytes, record.sha256, record.etag, record.version, record.mtime_ns"""
 
 
@@ -42,6 +43,17 @@ class FileState:
     record: FileRecord | None
 
 
+class RecordCounts(NamedTuple):
+    """Records compared with files."""
+
+    matching: int
+    matching_bytes: int
+    missing: int
+    changed: int
+    unlisted: int
+    unlisted_bytes: int
+
+
 class Index:
     """Files of source and destination, the expected files of the source's manifest, and verified records."""
 
@@ -51,6 +63,7 @@ class Index:
         for table, kind in _TABLES.items():
             columns = ", ".join(kind._fields[1:])
             self._db.execute(f"CREATE TABLE {table} (path TEXT PRIMARY KEY, {columns}) WITHOUT ROWID")
+        self._db.execute("CREATE INDEX in_order ON source (position, path)")
 
     def close(self) -> None:
         """Delete the temporary file."""
@@ -66,7 +79,17 @@ class Index:
 
     def add(self, record: FileRecord) -> None:
         """Add or replace one record."""
-        self._db.execute("INSERT OR REPLACE INTO record VALUES (?, ?, ?, ?, ?, ?)", record)
+        self.add_all([record])
+
+    def add_all(self, records: Iterable[FileRecord]) -> None:
+        """Add or replace records, by one transaction: one for each would take most of the time of a staging."""
+        self._db.execute("BEGIN")
+        self._db.executemany("INSERT OR REPLACE INTO record VALUES (?, ?, ?, ?, ?, ?)", records)
+        self._db.execute("COMMIT")
+
+    def add_to_source(self, item: Item) -> None:
+        """Add a file that staging itself makes, such as the index of shards."""
+        self._db.execute("INSERT OR REPLACE INTO source VALUES (?, ?, ?, ?, ?)", item)
 
     def delete(self, path: str) -> None:
         """Delete one record."""
@@ -87,16 +110,41 @@ class Index:
         return int(files), int(total_bytes), int(need_bytes)
 
     def incomplete(self) -> Iterator[FileState]:
-        """Incomplete files, by path; records may be added during iteration."""
-        yield from self._rows(f"NOT {_COMPLETE}")
+        """Incomplete files, in the order of the source; records may be added during iteration."""
+        yield from self._in_order(f"NOT {_COMPLETE}")
 
     def files(self) -> Iterator[FileState]:
-        """All files of the source, by path; records may be added and deleted during iteration."""
-        yield from self._rows("TRUE")
+        """All files, in the order of the source; records may be added and deleted during iteration."""
+        yield from self._in_order("TRUE")
+
+    def by_path(self) -> Iterator[FileState]:
+        """All files of the source, by path."""
+        query = f"""SELECT {_COLUMNS} FROM {_JOINED} WHERE source.path > ?
+          ORDER BY source.path LIMIT {_PAGE}"""  # noqa: S608
+        after = ""
+        while page := self._db.execute(query, (after,)).fetchall():
+            after = page[-1][0]
+            yield from map(_file_state, page)
 
     def records(self) -> Iterator[FileRecord]:
         """Records of the source's files, by path."""
-        return (file.record for file in self.files() if file.record is not None)
+        return (file.record for file in self.by_path() if file.record is not None)
+
+    def state(self, path: str) -> FileState | None:
+        """What is known about one file of the source."""
+        query = f"SELECT {_COLUMNS} FROM {_JOINED} WHERE source.path = ?"  # noqa: S608
+        row = self._db.execute(query, (path,)).fetchone()
+        return None if row is None else _file_state(row)
+
+    def other_records(self) -> Iterator[FileRecord]:
+        """Records of files that the source does not have and the destination still has, by path."""
+        query = f"""SELECT record.* FROM record JOIN present USING (path)
+          WHERE path > ? AND path NOT IN (SELECT path FROM source) AND present.bytes = record.bytes
+          AND (present.etag = '' OR present.etag = record.etag) ORDER BY path LIMIT {_PAGE}"""  # noqa: S608
+        after = ""
+        while page := self._db.execute(query, (after,)).fetchall():
+            after = page[-1][0]
+            yield from (FileRecord(*row) for row in page)
 
     def file_and_folder(self, limit: int) -> list[str]:
         """Source paths that are both a file and a folder, at most `limit`: a file system cannot have both."""
@@ -123,20 +171,42 @@ class Index:
         query = "SELECT count(*) FROM record WHERE path NOT IN (SELECT path FROM source)"
         return int(self._db.execute(query).fetchone()[0])
 
-    def _rows(self, condition: str) -> Iterator[FileState]:
+    def compare_records(self) -> RecordCounts:
+        """How the records compare with the files of the destination."""
+        matches = "present.bytes IS record.bytes AND (present.etag = '' OR present.etag = record.etag)"
+        query = f"""SELECT
+          coalesce(sum({matches}), 0), coalesce(sum(CASE WHEN {matches} THEN record.bytes END), 0),
+          coalesce(sum(present.path IS NULL), 0), coalesce(sum(present.path IS NOT NULL AND NOT ({matches})), 0)
+          FROM record LEFT JOIN present USING (path)"""  # noqa: S608
+        unlisted = """SELECT count(*), coalesce(sum(bytes), 0) FROM present
+          WHERE path NOT IN (SELECT path FROM record)"""
+        return RecordCounts(*self._db.execute(query).fetchone(), *self._db.execute(unlisted).fetchone())
+
+    def different_records(self, limit: int) -> list[str]:
+        """Paths of recorded files that are missing or different, at most `limit`."""
+        query = """SELECT path FROM record LEFT JOIN present USING (path)
+          WHERE present.bytes IS NOT record.bytes OR (present.etag != '' AND present.etag != record.etag)
+          ORDER BY path LIMIT ?"""
+        return [path for (path,) in self._db.execute(query, (limit,))]
+
+    def is_present(self, path: str) -> bool:
+        """Whether the destination has this file."""
+        return self._db.execute("SELECT 1 FROM present WHERE path = ?", (path,)).fetchone() is not None
+
+    def _in_order(self, condition: str) -> Iterator[FileState]:
         """Query page by page, because a statement must not stay open while its tables change."""
-        query = f"""SELECT {_COLUMNS} FROM {_JOINED} WHERE source.path > ? AND {condition}
-          ORDER BY source.path LIMIT {_PAGE}"""  # noqa: S608
-        after = ""
-        while page := self._db.execute(query, (after,)).fetchall():
-            after = page[-1][0]
+        query = f"""SELECT {_COLUMNS} FROM {_JOINED} WHERE (source.position, source.path) > (?, ?) AND {condition}
+          ORDER BY source.position, source.path LIMIT {_PAGE}"""  # noqa: S608
+        after = (-1, "")
+        while page := self._db.execute(query, after).fetchall():
+            after = (page[-1][4], page[-1][0])
             yield from map(_file_state, page)
 
 
 def _file_state(columns: tuple[Any, ...]) -> FileState:
-    path, size, etag, mtime_ns, present_bytes, present_etag, expected_sha256, *record = columns
+    path, size, etag, mtime_ns, position, present_bytes, present_etag, expected_sha256, *record = columns
     return FileState(
-        Item(path, size, etag, mtime_ns),
+        Item(path, size, etag, mtime_ns, position),
         None if present_bytes is None else Item(path, present_bytes, present_etag),
         expected_sha256,
         None if record[0] is None else FileRecord(path, *record),

@@ -17,12 +17,17 @@ _MAX_PART_BYTES = 255  # limit of file names on Linux, EFS and Lustre
 
 
 class Item(NamedTuple):
-    """One file in the listing of a location; `bytes` is -1 if it is not a regular file."""
+    """One file in the listing of a location; `bytes` is -1 if it is not a regular file.
+
+    `mtime_ns` changes with the content: it is the modification time of the file, or of the archive that contains it,
+    or a fingerprint of the members of a shard. Files are copied in the order of `position`, then of their paths.
+    """
 
     path: str
     bytes: int
     etag: str = ""
     mtime_ns: int = 0
+    position: int = 0
 
 
 class FileRecord(NamedTuple):
@@ -43,6 +48,10 @@ class FileProblem(Exception):  # noqa: N818 - it stops one file, not the staging
         super().__init__(f"{path!r} {why}")
         self.path = path
         self.why = why
+
+    def __reduce__(self) -> tuple[type[FileProblem], tuple[str, str]]:
+        """How it is sent from one process to another."""
+        return FileProblem, (self.path, self.why)
 
 
 def why_refused(item: Item) -> str | None:

@@ -8,25 +8,29 @@ import re
 import tempfile
 import time
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property, partial
 from typing import Any
 
 from maskfleet.data.stage.folder import CHUNK_BYTES
 from maskfleet.data.stage.manifest import MANIFEST, FileProblem, FileRecord, Item, is_own_file, line_of, records_of
 from maskfleet.errors import DataError, MaskfleetError
 from maskfleet.log import logger
-from maskfleet.system.aws import aws_client, aws_error, aws_exceptions, aws_session, code_of
+from maskfleet.system.aws import aws_client, aws_error, aws_exceptions, aws_session, code_of, without_dates
+from maskfleet.system.s3.objects import S3Objects
 
 PART_BYTES = 8 * CHUNK_BYTES  # of a multipart upload; smaller files go in one request
 ATTEMPTS = 10  # per request, if S3 does not answer or throttles
 _MAX_PARTS = 10_000
 _MAX_KEY_BYTES = 1024
 _READ_ATTEMPTS = 5
+_DELETED_AT_ONCE = 1000
 _URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", re.DOTALL)
 _PERMISSIONS = {
     "list": "s3:ListBucket on the bucket",
     "read": "s3:GetObject on the objects (and kms:Decrypt if the bucket is encrypted with a KMS key)",
+    "delete": "s3:DeleteObject on the objects",
     "write": "s3:PutObject and s3:AbortMultipartUpload on the objects (and kms:GenerateDataKey with a KMS key)",
 }
 
@@ -35,16 +39,30 @@ class Prefix:
     """All objects with a prefix; S3 shows an object only after it is uploaded completely."""
 
     is_folder = False
+    is_sequential = False
 
     def __init__(self, url: str, *, workers: int) -> None:
-        self._bucket, self._prefix = _split(url)
+        self._bucket, self._prefix = split_url(url)
         self.name = f"s3://{self._bucket}/{self._prefix}".rstrip("/")
         self.manifest_name = f"s3://{self._bucket}/{self._prefix}{MANIFEST}"
-        self._client = _client(workers)
+        self._workers = workers
+        with s3_errors(self.name, "reach"):
+            self._objects = S3Objects(connections=workers, attempts=ATTEMPTS)
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        if "_client" in self.__dict__:
+            self._client.close()
+        self._objects.close()
+
+    @cached_property
+    def _client(self) -> Any:
+        """boto3's client for all but small files; made when it is needed, which takes a quarter of a second."""
+        return _new_client(self._workers)
+
+    def opener(self) -> Callable[[], Prefix] | None:
+        """Opens the prefix in another process; None where credentials may need an answer from the user."""
+        return None if self._objects.may_ask_user else partial(Prefix, self.name, workers=self._workers)
 
     def items(self) -> Iterator[Item]:
         """All objects except the empty ones that represent folders."""
@@ -59,8 +77,18 @@ class Prefix:
 
     def read(self, item: Item) -> tuple[str, Iterator[bytes]]:
         """The version, if the bucket has versioning, and the bytes of an object, as it was when listed."""
+        if item.bytes <= CHUNK_BYTES:
+            with self._read_errors(item):
+                found = self._objects.get(self._bucket, self._prefix + item.path, etag=item.etag)
+            return found.version, iter((found.content,))
         answer = self._get(item, 0)
         return answer.get("VersionId", ""), self._chunks(item, answer["Body"])
+
+    def read_range(self, path: str, start: int, num_bytes: int) -> bytes:
+        """A part of an object."""
+        key = self._prefix + path
+        with s3_errors(f"s3://{self._bucket}/{key}", "read"):
+            return self._objects.get(self._bucket, key, span=(start, start + num_bytes)).content
 
     def manifest(self) -> Iterator[FileRecord]:
         """Records of the prefix's manifest, if it has one."""
@@ -84,6 +112,9 @@ class Prefix:
     def reopen(self, records: Iterable[FileRecord]) -> None:
         """Keep the old manifest until it is replaced: readers see in the meantime that it does not match."""
 
+    def invalidate(self, path: str) -> None:
+        """Keep the old object until it is replaced: readers see by checksums that it does not match."""
+
     def note(self, record: FileRecord) -> None:
         """The bucket's listing is the journal."""
 
@@ -94,12 +125,9 @@ class Prefix:
             raise FileProblem(item.path, f"makes an object name of more than {_MAX_KEY_BYTES} bytes")
         with s3_errors(f"s3://{self._bucket}/{key}", "write"):
             if item.bytes <= PART_BYTES:
-                content = b"".join(chunks)
-                answer = self._client.put_object(
-                    Bucket=self._bucket, Key=key, Body=content, ChecksumSHA256=_checksum(content)
-                )
-            else:
-                answer = self._put_parts(key, _regrouped(chunks, part_bytes(item.bytes)))
+                put = self._objects.put(self._bucket, key, b"".join(chunks))
+                return put.etag, put.version
+            answer = self._put_parts(key, _regrouped(chunks, part_bytes(item.bytes)))
         return answer["ETag"].strip('"'), answer.get("VersionId", "")
 
     def finish(self, records: Iterable[FileRecord]) -> None:
@@ -111,24 +139,38 @@ class Prefix:
             file.seek(0)
             self.store(Item(MANIFEST, size), iter(lambda: file.read(CHUNK_BYTES), b""))
 
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete objects, at most a thousand by one request."""
+        keys = [{"Key": self._prefix + path} for path in paths]
+        with s3_errors(self.name, "delete"):
+            for start in range(0, len(keys), _DELETED_AT_ONCE):
+                objects = {"Objects": keys[start : start + _DELETED_AT_ONCE], "Quiet": True}
+                self._client.delete_objects(Bucket=self._bucket, Delete=objects)
+
     def _get(self, item: Item, start: int) -> dict[str, Any]:
         asked = {"Range": f"bytes={start}-"} if start else {}
-        where = f"s3://{self._bucket}/{self._prefix}{item.path}"
+        with self._read_errors(item):
+            answer: dict[str, Any] = self._client.get_object(
+                Bucket=self._bucket, Key=self._prefix + item.path, IfMatch=f'"{item.etag}"', **asked
+            )
+        return answer
+
+    @contextmanager
+    def _read_errors(self, item: Item) -> Iterator[None]:
+        """Turn what boto3 raises for one object into a problem of that object, or into an error for people."""
         try:
-            with s3_errors(where, "read"):
-                answer: dict[str, Any] = self._client.get_object(
-                    Bucket=self._bucket, Key=self._prefix + item.path, IfMatch=f'"{item.etag}"', **asked
-                )
-        except DataError as error:
-            match code_of(error.__cause__):
+            yield
+        except aws_exceptions() as error:
+            if type(error).__name__ == "FlexibleChecksumError":
+                raise FileProblem(item.path, "does not fit the checksum that S3 keeps of it") from error
+            match code_of(error):
                 case "PreconditionFailed" | "412":
                     raise FileProblem(item.path, "changed while it was copied") from error
                 case "NoSuchKey" | "404":
                     raise FileProblem(item.path, "was deleted while it was copied") from error
                 case "InvalidObjectState":
                     raise FileProblem(item.path, "is archived: restore it first (aws s3api restore-object)") from error
-            raise
-        return answer
+            raise s3_error(error, f"s3://{self._bucket}/{self._prefix}{item.path}", "read") from error
 
     def _chunks(self, item: Item, body: Any) -> Iterator[bytes]:
         """The bytes of an object; a broken connection is reopened where it stopped."""
@@ -204,7 +246,7 @@ def _regrouped(chunks: Iterable[bytes], size: int) -> Iterator[bytes]:
         yield bytes(buffer)
 
 
-def _split(url: str) -> tuple[str, str]:
+def split_url(url: str) -> tuple[str, str]:
     """Bucket and prefix, which ends with a slash unless it is empty."""
     found = _URL.fullmatch(url)
     if found is None:
@@ -213,10 +255,10 @@ def _split(url: str) -> tuple[str, str]:
     return found.group(1), f"{prefix}/" if prefix else ""
 
 
-def _client(workers: int) -> Any:
+def _new_client(workers: int) -> Any:
     session = aws_session("S3 locations")
     with s3_errors("S3", "reach"):
-        return aws_client(session, "s3", connections=workers, attempts=ATTEMPTS)
+        return without_dates(aws_client(session, "s3", connections=workers, attempts=ATTEMPTS))
 
 
 @contextmanager
@@ -233,9 +275,13 @@ def s3_error(error: Exception, where: str, verb: str) -> MaskfleetError:
     match code_of(error):
         case "NoSuchBucket":
             return DataError(f"the bucket of {where} does not exist", remedy="check its name, or create it first")
-        case (
-            "SlowDown" | "503" | "500" | "ServiceUnavailable" | "InternalError" | "RequestTimeout" | "Throttling"
-        ) as code:
+        case ("500" | "502" | "503" | "504") as code:  # S3 itself names its errors; boto3 calls a web page "500"
+            return DataError(
+                f"the answer to {verb} {where} is not S3's own, after ten attempts ({code})",
+                remedy="check the network's proxy (HTTPS_PROXY) and AWS_ENDPOINT_URL; if they are right, wait, and "
+                "run the same command again with fewer --workers",
+            )
+        case ("SlowDown" | "ServiceUnavailable" | "InternalError" | "RequestTimeout" | "Throttling") as code:
             return DataError(
                 f"S3 still answers {code} after ten attempts to {verb} {where}",
                 remedy="run the same command again with fewer --workers; what is copied already is not copied again",

@@ -1,4 +1,4 @@
-"""`maskfleet data stage`: copy a data set between S3 and folders, in parallel, verified and resumable."""
+"""`maskfleet data stage`: copy a data set from a folder, an archive or S3 to a folder or S3, verified and resumable."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from maskfleet.data.files.shard_index import INDEX_NAME
+from maskfleet.data.stage.archives.open import open_archive
+from maskfleet.data.stage.archives.shards import Sharded, add_index, store_index
+from maskfleet.data.stage.feed import Source, with_sources
 from maskfleet.data.stage.folder import Folder
 from maskfleet.data.stage.index import FileState, Index
 from maskfleet.data.stage.manifest import FileProblem, FileRecord, Item, records_of, why_refused
-from maskfleet.data.stage.transfer import Location, Tally, check_file, copy_file, in_parallel
+from maskfleet.data.stage.parallel import Result, Work, in_parallel, processes_for
+from maskfleet.data.stage.transfer import Location, Tally, check_file, copy_file
 from maskfleet.errors import DataError
 
 DEFAULT_WORKERS = 16
+_RECORDS_AT_ONCE = 500
 _NAMED = 5  # files listed in a message
 
 
@@ -33,7 +39,7 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    origin: Location
+    origin: Source
     target: Location
     index: Index
     workers: int
@@ -47,11 +53,13 @@ def stage(
     manifest: Path | None = None,
     workers: int = DEFAULT_WORKERS,
     check: bool = False,
+    shard_bytes: int | None = None,
     progress: Callable[[Tally], None],
 ) -> Staged:
     """Copy all files of `source` to `destination` and verify them; complete files are not copied again.
 
-    Each is s3://bucket/prefix or a folder. `manifest` lists the files that the source must have; the default is its
+    Each is s3://bucket/prefix or a folder; `source` may also be a zip or tar archive. With `shard_bytes`, the images
+    are packed into tar shards of that size. `manifest` lists the files that the source must have; the default is its
     own manifest. With `check`, copy nothing: read all files of `destination` and compare them with its manifest and
     with `source`. Records of bad files are deleted, so that they are copied again, unless the destination is read-only.
     """
@@ -60,23 +68,31 @@ def stage(
         raise DataError(f"{destination} does not exist", remedy="stage it first: the same command without --check")
     may_write = not check or _is_s3(destination) or os.access(destination, os.W_OK)
     with ExitStack() as stack:
-        origin, target = _location(source, workers, stack), _location(destination, workers, stack)
+        origin, target = _source(source, workers, stack), _location(destination, workers, stack)
         if may_write:
             stack.enter_context(target.claimed())
         index = stack.enter_context(closing(Index()))
-        _load(index, origin, target, manifest)
+        _load_source(index, origin, manifest)
+        if shard_bytes is not None:
+            origin = stack.enter_context(closing(Sharded(origin, index, shard_bytes)))
+            index = stack.enter_context(closing(Index()))
+            _load_source(index, origin, None)
+        index.load("present", _storable(target.items()))
+        index.load("record", target.records())
         job = _Job(origin, target, index, workers, progress)
         tally = _check_all(job, may_write=may_write) if check else _copy_incomplete(job)
         return _staged(job, tally)
 
 
 def _copy_incomplete(job: _Job) -> Tally:
-    """Copy the incomplete files, then write the manifest."""
+    """Copy the incomplete files, write the index of shards, then the manifest."""
     num_files, num_bytes, need_bytes = job.index.incomplete_total()
     tally = Tally(files=num_files, total_bytes=num_bytes)
     if num_files:
         job.target.expect_space(need_bytes)
         job.target.reopen(job.index.records())
+        if isinstance(job.origin, Sharded):
+            job.target.invalidate(INDEX_NAME)
         _copy_all(job, tally)
         job.index.load("present", _storable(job.target.items()))
         changed = [
@@ -84,6 +100,8 @@ def _copy_incomplete(job: _Job) -> Tally:
             for file in islice(job.index.incomplete(), _NAMED + 1)
         ]
         _raise_for(changed, f"{job.target.name} was changed by another process", "run the same command again")
+    if isinstance(job.origin, Sharded):
+        store_index(job.origin, job.target, job.index)
     job.target.finish(job.index.records())
     return tally
 
@@ -95,6 +113,8 @@ def _check_all(job: _Job, *, may_write: bool) -> Tally:
             f"{job.target.name} has no manifest: no staging into it has finished",
             remedy="run the same command without --check",
         )
+    if isinstance(job.origin, Sharded):
+        add_index(job.index)
     num_files, num_bytes = job.index.source_total()
     tally = Tally(files=num_files, total_bytes=num_bytes)
     problems = []
@@ -113,6 +133,12 @@ def _check_all(job: _Job, *, may_write: bool) -> Tally:
 
 def _is_s3(text: str) -> bool:
     return text.startswith("s3://")
+
+
+def _source(text: str, workers: int, stack: ExitStack) -> Source:
+    if not _is_s3(text) and Path(text).is_file():
+        return stack.enter_context(closing(open_archive(Path(text))))
+    return _location(text, workers, stack)
 
 
 def _location(text: str, workers: int, stack: ExitStack) -> Location:
@@ -136,8 +162,11 @@ def _expect_valid_locations(source: str, destination: str) -> None:
             "source and destination are both in S3; all bytes would pass through this machine",
             remedy=f"aws s3 sync {source} {destination} copies inside S3",
         )
-    if not _is_s3(source) and not Path(source).is_dir():
-        raise DataError(f"{source} is not a folder", remedy="give the folder that contains annotations/ and the images")
+    if not _is_s3(source) and not Path(source).exists():
+        raise DataError(
+            f"{source} does not exist",
+            remedy="give the folder that contains annotations/ and the images, or a zip or tar archive of it",
+        )
     if not _is_s3(destination) and Path(destination).exists() and not Path(destination).is_dir():
         raise DataError(f"{destination} is a file", remedy="give a folder")
     if not _is_s3(source) and not _is_s3(destination):
@@ -146,7 +175,7 @@ def _expect_valid_locations(source: str, destination: str) -> None:
             raise DataError(f"{source} and {destination} overlap", remedy="give two separate folders")
 
 
-def _load(index: Index, origin: Location, target: Location, manifest: Path | None) -> None:
+def _load_source(index: Index, origin: Source, manifest: Path | None) -> None:
     refused: list[FileProblem] = []
     index.load("source", _accepted(origin.items(), refused))
     refused += [FileProblem(path, "is both a file and a folder") for path in index.file_and_folder(_NAMED)]
@@ -158,8 +187,6 @@ def _load(index: Index, origin: Location, target: Location, manifest: Path | Non
         )
     index.load("expected", _expected(manifest) if manifest is not None else origin.manifest())
     _expect_as_listed(index, origin, str(manifest) if manifest is not None else origin.manifest_name)
-    index.load("present", _storable(target.items()))
-    index.load("record", target.records())
 
 
 def _accepted(items: Iterable[Item], refused: list[FileProblem]) -> Iterator[Item]:
@@ -186,7 +213,7 @@ def _expected(manifest: Path) -> Iterator[FileRecord]:
         ) from error
 
 
-def _expect_as_listed(index: Index, origin: Location, manifest_name: str) -> None:
+def _expect_as_listed(index: Index, origin: Source, manifest_name: str) -> None:
     different = [
         FileProblem(path, "is missing" if found is None else f"has {found:,} bytes instead of {size:,}")
         for path, size, found in index.unexpected_sizes(_NAMED + 1)
@@ -200,14 +227,11 @@ def _expect_as_listed(index: Index, origin: Location, manifest_name: str) -> Non
 
 
 def _copy_all(job: _Job, tally: Tally) -> None:
-    problems = []
+    problems: list[FileProblem] = []
     with closing(_each(job, job.index.incomplete(), copy_file, tally)) as results:
-        for _, result in results:
-            if isinstance(result, FileProblem):
-                problems.append(result)
-            else:
-                job.index.add(result)
-                job.target.note(result)
+        while some := list(islice(results, _RECORDS_AT_ONCE)):
+            problems += [result for _, result in some if isinstance(result, FileProblem)]
+            job.index.add_all([result for _, result in some if isinstance(result, FileRecord)])
     _raise_for(
         problems,
         f"{tally.files - len(problems):,} of {tally.files:,} files were copied to {job.target.name}; these failed",
@@ -219,14 +243,16 @@ def _copy_all(job: _Job, tally: Tally) -> None:
 def _each(
     job: _Job,
     files: Iterable[FileState],
-    work: Callable[[Location, Location, FileState, Tally], FileRecord],
+    work: Work,
     tally: Tally,
-) -> Generator[tuple[FileState, FileRecord | FileProblem], None, None]:
+) -> Generator[Result, None, None]:
+    size = {"num_files": tally.files, "num_bytes": tally.total_bytes}
     return in_parallel(
-        files,
-        lambda file: work(job.origin, job.target, file, tally),
+        with_sources(job.origin, files),
+        lambda origin, file: work(origin, job.target, file, tally),
         tally,
         workers=job.workers,
+        processes=processes_for(job.origin, job.target, work, workers=job.workers, **size),
         tick=job.progress,
     )
 

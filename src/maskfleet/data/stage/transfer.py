@@ -1,38 +1,38 @@
-"""Copies or verifies one file of a staging, and many in parallel."""
+"""Copies or verifies one file of a staging."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from maskfleet.data.stage.feed import Fed, Source
 from maskfleet.data.stage.index import FileState
 from maskfleet.data.stage.manifest import FileProblem, FileRecord, Item
 
-_TICK_S = 0.25
 
+class Location(Source, Protocol):
+    """What can be copied from and to: a folder or an S3 prefix.
 
-class Location(Protocol):
-    """A folder or an S3 prefix."""
+    `opener` returns a function that opens the same location in another process, or None if that cannot be done.
+    """
 
-    name: str
-    manifest_name: str
-    is_folder: bool
-
-    def items(self) -> Iterator[Item]: ...
-    def read(self, item: Item) -> tuple[str, Iterator[bytes]]: ...
-    def manifest(self) -> Iterator[FileRecord]: ...
+    def opener(self) -> Opener | None: ...
+    def read_range(self, path: str, start: int, num_bytes: int) -> bytes: ...
     def records(self) -> Iterator[FileRecord]: ...
     def claimed(self) -> AbstractContextManager[None]: ...
     def expect_space(self, need_bytes: int) -> None: ...
     def reopen(self, records: Iterable[FileRecord]) -> None: ...
+    def invalidate(self, path: str) -> None: ...
     def note(self, record: FileRecord) -> None: ...
     def store(self, item: Item, chunks: Iterable[bytes]) -> tuple[str, str]: ...
     def finish(self, records: Iterable[FileRecord]) -> None: ...
+
+
+Opener = Callable[[], Location]
 
 
 @dataclass(slots=True)
@@ -53,30 +53,32 @@ class Tally:
         with self._lock:
             self.bytes_done += num_bytes
 
-    def add_copied_file(self, num_bytes: int) -> None:
-        """Count a file that was copied."""
+    def add_copied(self, num_files: int, num_bytes: int) -> None:
+        """Count files that were copied."""
         with self._lock:
-            self.files_copied += 1
+            self.files_copied += num_files
             self.bytes_copied += num_bytes
 
 
-def copy_file(origin: Location, target: Location, file: FileState, tally: Tally) -> FileRecord:
-    """Copy one file, unless the destination already has it."""
+def copy_file(origin: Source, target: Location, file: FileState, tally: Tally) -> FileRecord:
+    """Copy one file, unless the destination already has it, and note that the destination has it."""
     item = file.item
-    existing = _existing_record(origin, target, file)
-    if existing is not None:
+    record = _existing_record(origin, target, file)
+    if record is not None:
         tally.add_bytes(item.bytes)
-        return existing
-    version, chunks = origin.read(item)
-    digest = hashlib.sha256()
-    etag, stored_version = target.store(item, _verified(chunks, file, digest, tally))
-    tally.add_copied_file(item.bytes)
-    return FileRecord(
-        item.path, item.bytes, digest.hexdigest(), etag or item.etag, stored_version or version, item.mtime_ns
-    )
+    else:
+        version, chunks = origin.read(item)
+        digest = hashlib.sha256()
+        etag, stored_version = target.store(item, _verified(chunks, file, digest, tally))
+        tally.add_copied(1, item.bytes)
+        record = FileRecord(
+            item.path, item.bytes, digest.hexdigest(), etag or item.etag, stored_version or version, item.mtime_ns
+        )
+    target.note(record)
+    return record
 
 
-def check_file(origin: Location, target: Location, file: FileState, tally: Tally) -> FileRecord:
+def check_file(origin: Source, target: Location, file: FileState, tally: Tally) -> FileRecord:
     """Verify one file of the destination by reading it -> its record."""
     item, record, present = file.item, file.record, file.present
     if present is None:
@@ -96,50 +98,6 @@ def check_file(origin: Location, target: Location, file: FileState, tally: Tally
     if found != record.sha256:
         raise FileProblem(item.path, f"has SHA-256 {found} instead of {record.sha256}")
     return record
-
-
-def in_parallel(
-    files: Iterable[FileState],
-    work: Callable[[FileState], FileRecord],
-    tally: Tally,
-    *,
-    workers: int,
-    tick: Callable[[Tally], None],
-) -> Generator[tuple[FileState, FileRecord | FileProblem], None, None]:
-    """Each file with the result of `work`, in any order; only as many are queued as keep the workers busy.
-
-    Close the generator to stop its threads. Any exception but FileProblem stops all work.
-    """
-
-    def attempt(file: FileState) -> tuple[FileState, FileRecord | FileProblem]:
-        try:
-            return file, work(file)
-        except FileProblem as problem:
-            return file, problem
-
-    pending: set[Future[tuple[FileState, FileRecord | FileProblem]]] = set()
-
-    def results(limit: int) -> Iterator[tuple[FileState, FileRecord | FileProblem]]:
-        nonlocal pending
-        while len(pending) > limit:
-            done, pending = wait(pending, timeout=_TICK_S, return_when=FIRST_COMPLETED)
-            # Successful files first: they are recorded before a failure stops the staging.
-            for future in sorted(done, key=lambda one: one.exception() is not None):
-                tally.files_done += 1
-                yield future.result()
-            tick(tally)
-
-    with ThreadPoolExecutor(workers, thread_name_prefix="stage") as pool:
-        try:
-            for file in files:
-                pending.add(pool.submit(attempt, file))
-                yield from results(limit=2 * workers)
-            yield from results(limit=0)
-        except BaseException:
-            tally.stopped = True
-            for future in pending:
-                future.cancel()
-            raise
 
 
 def _verified(chunks: Iterable[bytes], file: FileState, digest: hashlib._Hash, tally: Tally) -> Iterator[bytes]:
@@ -162,7 +120,7 @@ def _verified(chunks: Iterable[bytes], file: FileState, digest: hashlib._Hash, t
         raise
 
 
-def _existing_record(origin: Location, target: Location, file: FileState) -> FileRecord | None:
+def _existing_record(origin: Source, target: Location, file: FileState) -> FileRecord | None:
     """A record for a file that the destination has without a record, or None.
 
     The file must match the SHA-256 of the source's manifest, or an etag that is the MD5 of its content. This avoids
@@ -174,7 +132,9 @@ def _existing_record(origin: Location, target: Location, file: FileState) -> Fil
     known_etag = present.etag or item.etag
     if not known_etag and file.expected_sha256 is None:
         return None
-    local = target if target.is_folder else origin
+    local: Source = target if target.is_folder else origin
+    if isinstance(local, Fed) and not local.is_repeatable:
+        return None
     sha256, etag = _two_digests(local, item if local is origin else present)
     if file.expected_sha256 not in (None, sha256):
         return None
@@ -185,7 +145,7 @@ def _existing_record(origin: Location, target: Location, file: FileState) -> Fil
     return None
 
 
-def _two_digests(location: Location, item: Item) -> tuple[str, str]:
+def _two_digests(location: Source, item: Item) -> tuple[str, str]:
     """SHA-256 of a file, and its etag in S3."""
     from maskfleet.data.stage.s3 import etag_of
 
@@ -200,7 +160,7 @@ def _two_digests(location: Location, item: Item) -> tuple[str, str]:
     return digest.hexdigest(), etag
 
 
-def _sha256(location: Location, item: Item, tally: Tally | None = None) -> str:
+def _sha256(location: Source, item: Item, tally: Tally | None = None) -> str:
     digest = hashlib.sha256()
     for chunk in location.read(item)[1]:
         digest.update(chunk)

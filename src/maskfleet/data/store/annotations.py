@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from maskfleet.data.files.stored import ImageFolder, ImagePath, StoredFolder, leads_out_of
+from maskfleet.data.image_header import MAX_IMAGE_MPX
 from maskfleet.data.store.build import built_store
-from maskfleet.data.store.coco import KIND_POLYGONS, KIND_RLE, SplitPaths
+from maskfleet.data.store.coco import KIND_POLYGONS, KIND_RLE
 from maskfleet.data.store.columns import DamagedFileError, map_columns
+from maskfleet.data.store.splits import SplitPaths
 from maskfleet.errors import DataError
 
 Bools = npt.NDArray[np.bool_]
@@ -39,13 +43,23 @@ class Category:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageRules:
+    """Which image files may be read: up to how many million pixels, and whether outside the image folder."""
+
+    max_mpx: float = MAX_IMAGE_MPX
+    allow_outside: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ImageRecord:
     """An image as the annotation file describes it."""
 
     id: int
-    path: Path
+    path: ImagePath
     width: int
     height: int
+    max_mpx: float = MAX_IMAGE_MPX
+    is_outside: bool = False  # its name leads out of the image folder, and that is not allowed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,21 +104,27 @@ class InstanceArrays:
         return self.select(self.crowd)
 
 
-def open_store(split: SplitPaths, *, cache_dir: Path | None = None) -> AnnotationStore:
+def open_store(
+    split: SplitPaths,
+    *,
+    cache_dir: Path | None = None,
+    rules: ImageRules = ImageRules(),  # noqa: B008 - it is frozen
+) -> AnnotationStore:
     """The annotation store of `split`, built on first use.
 
     It is stored next to the annotation file or, if that folder is not writable, in the user's cache folder;
     `cache_dir` replaces both.
     """
-    return AnnotationStore(built_store(split.annotations, cache_dir), split)
+    return AnnotationStore(built_store(split.annotations, cache_dir), split, rules)
 
 
 class AnnotationStore:
     """A split's images and annotations, memory-mapped; pickling sends only the path. Use `open_store`."""
 
-    def __init__(self, path: Path, split: SplitPaths) -> None:
+    def __init__(self, path: Path, split: SplitPaths, rules: ImageRules) -> None:
         self.path = path
         self.split = split
+        self.rules = rules
         try:
             self.columns, meta = map_columns(path)
         except (OSError, DamagedFileError) as error:
@@ -120,8 +140,8 @@ class AnnotationStore:
         self.num_annotations = len(self.columns["ann_id"])  # of the file, including those of unknown images
         self._image_ends = np.cumsum(self.num_instances)  # [I] row after the last annotation of each image
 
-    def __reduce__(self) -> tuple[type[AnnotationStore], tuple[Path, SplitPaths]]:
-        return AnnotationStore, (self.path, self.split)
+    def __reduce__(self) -> tuple[type[AnnotationStore], tuple[Path, SplitPaths, ImageRules]]:
+        return AnnotationStore, (self.path, self.split, self.rules)
 
     def __len__(self) -> int:
         return len(self.columns["image_id"])
@@ -143,10 +163,22 @@ class AnnotationStore:
 
     def image(self, index: int) -> ImageRecord:
         """Image `index` of 0..len - 1."""
+        name = self.image_name(index)
+        size, rules = (int(self.widths[index]), int(self.heights[index])), self.rules
+        is_outside = not rules.allow_outside and leads_out(name, self.split.images)
+        return ImageRecord(int(self.image_ids[index]), self.split.images / name, *size, rules.max_mpx, is_outside)
+
+    def image_name(self, index: int) -> str:
+        """The name of image `index`, relative to the image folder."""
         start, stop = self.columns["image_name_start"][index : index + 2].tolist()
-        name = self.columns["image_names"][start:stop].tobytes().decode("utf-8", "surrogatepass")
-        size = int(self.widths[index]), int(self.heights[index])
-        return ImageRecord(int(self.image_ids[index]), self.split.images / name, *size)
+        return self.columns["image_names"][start:stop].tobytes().decode("utf-8", "surrogatepass")
+
+    def outside(self) -> Iterator[ImageRecord]:
+        """The images whose names lead out of the image folder, unless that is allowed."""
+        names = self.columns["image_names"].tobytes()
+        if b".." not in names and b"/" not in names:  # as in COCO: no need to look at each one
+            return
+        yield from (record for record in map(self.image, range(len(self))) if record.is_outside)
 
     def owner(self, rows: npt.ArrayLike) -> Ints:
         """Index of the image of each annotation in `rows`; len(self) for an image that the file does not list."""
@@ -183,6 +215,24 @@ class AnnotationStore:
         start, stop = self.columns["rle_start"][index : index + 2].tolist()
         height, width = self.columns["rle_height"][index], self.columns["rle_width"][index]
         return {"size": [int(height), int(width)], "counts": self.columns["rle_texts"][start:stop].tobytes()}
+
+
+def leads_out(name: str, folder: ImageFolder, *, base: Path | None = None) -> bool:
+    """Whether the file `name`, relative to `base` or else to `folder`, leads out of `folder`: by `/` or by `..`.
+
+    Symbolic links in the folder may lead anywhere: only its owner can create them, and clusters use them.
+    """
+    if isinstance(folder, StoredFolder):
+        return leads_out_of(name)
+    parts = name.split("/")
+    if not name.startswith("/") and ".." not in parts:
+        return False
+    if parts[-1] == "..":
+        return True
+    try:
+        return not ((base or folder) / name).parent.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError):  # a NUL, a name too long, a loop of links: no file of the folder
+        return True
 
 
 def clean_instances(instances: InstanceArrays) -> InstanceArrays:

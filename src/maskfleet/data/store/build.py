@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -14,13 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from maskfleet.data.store.cache_folders import first_writable, user_cache_dir
 from maskfleet.data.store.coco import KIND_POLYGONS, KIND_RLE, CocoFile, read_coco
 from maskfleet.data.store.columns import Column, DamagedFileError, map_columns, write_columns
 from maskfleet.errors import DataError
 from maskfleet.system.files import sha256, write_atomically
 from maskfleet.system.lock import LockHeldError, NoLocksError, locked
 
-FORMAT = "v1"
+FORMAT = "v2"
 LOCK_TIMEOUT_S = 1800
 
 
@@ -40,7 +40,7 @@ def built_store(annotations: Path, cache_dir: Path | None) -> Path:
     for folder in folders:
         if _is_whole(folder / name):
             return folder / name
-    folder_to_write = _first_writable(folders)
+    folder_to_write = first_writable(folders)
     if folder_to_write is None:
         raise DataError(
             f"the annotation store cannot be written to {' or to '.join(map(str, folders))}",
@@ -54,17 +54,6 @@ def built_store(annotations: Path, cache_dir: Path | None) -> Path:
         if not _is_whole(path):
             _build(annotations, path, digest)
     return path
-
-
-def user_cache_dir() -> Path:
-    """The user's cache folder by the XDG convention; in the temporary folder for a user without a home folder."""
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():
-        try:
-            base = Path.home() / ".cache"
-        except RuntimeError:  # containers run with user ids that have no account
-            base = Path(tempfile.gettempdir()) / f"cache-{os.getuid()}"
-    return base / "maskfleet" / "stores"
 
 
 def _build(annotations: Path, path: Path, digest: str) -> None:
@@ -101,6 +90,7 @@ def columns_of(coco: CocoFile) -> dict[str, Column]:
         "ann_box_xywh": np.frombuffer(coco.ann_box_xywh, np.float64).reshape(-1, 4)[order],
         "ann_area": np.frombuffer(coco.ann_area, np.float64)[order],
         "ann_crowd": np.frombuffer(coco.ann_crowd, np.uint8)[order].astype(bool),
+        "ann_crowd_unclear": np.frombuffer(coco.ann_crowd_unclear, np.uint8)[order].astype(bool),
         "ann_ignore": np.frombuffer(coco.ann_ignore, np.uint8)[order].astype(bool),
         "ann_kind": np.frombuffer(coco.ann_kind, np.uint8)[order],
         **_outline_columns(coco, order),
@@ -214,18 +204,6 @@ def _known_digest(annotations: Path, folders: Sequence[Path]) -> str | None:
 def _remember_digest(annotations: Path, digest: str, folders: Sequence[Path]) -> None:
     """Save the digest if a folder is writable; without it the next start takes longer."""
     name, state = _digest_record(annotations)
-    folder = _first_writable(folders)
+    folder = first_writable(folders)
     if folder is not None:
         write_atomically(folder / name, json.dumps({"state": state, "sha256": digest}))
-
-
-def _first_writable(folders: Sequence[Path]) -> Path | None:
-    """The first writable folder, created if needed."""
-    for folder in folders:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                return folder
-        except OSError:
-            continue
-    return None

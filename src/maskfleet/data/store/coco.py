@@ -14,78 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from maskfleet.data.store.malformed import integer, malformed_entries
 from maskfleet.errors import DataError
 from maskfleet.rle import text_from_runs
 
 KIND_NONE, KIND_POLYGONS, KIND_RLE, KIND_BROKEN = 0, 1, 2, 3
-
-IMAGE_DIR_OF_SPLIT = {"valminusminival2014": "val2014", "minival2014": "val2014", "val2017_100": "val2017"}
-IMAGE_KEYS = ("id", "file_name", "width", "height")
-ANNOTATION_KEYS = ("id", "image_id", "category_id")
-
-
-@dataclass(frozen=True, slots=True)
-class SplitPaths:
-    """The annotation file and the image folder of one split."""
-
-    name: str
-    annotations: Path
-    images: Path
-
-
-def find_split(root: Path, name: str) -> SplitPaths:
-    """The files of split `name` under a COCO folder; TensorPack's `coco_train2017` is `train2017`."""
-    root, split = Path(root), name.removeprefix("coco_")
-    if not root.is_dir():
-        raise DataError(f"there is no folder {root}", remedy="point data.root at the folder that holds annotations/")
-    annotations = root / "annotations" / f"instances_{split}.json"
-    if not annotations.is_file():
-        known = ", ".join(split_names(root)) or "none"
-        raise DataError(
-            f"there is no {annotations}, so no split {name!r}",
-            remedy=f"choose an existing split ({known}), or give the annotation file and image folder of your own data",
-        )
-    image_dir = IMAGE_DIR_OF_SPLIT.get(split, split)
-    for images in (root / image_dir, root / "images" / image_dir):
-        if images.is_dir():
-            return SplitPaths(split, annotations, images)
-    raise DataError(
-        f"the images of split {name!r} should be in {root / image_dir}, which is not a folder",
-        remedy=f"put the images there, or in {root / 'images' / image_dir}, or give the path of the image folder",
-    )
-
-
-def found_splits(root: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The training and the validation split of a COCO folder, by name; the training split serves as both if alone."""
-    names = split_names(Path(root))
-    train = [name for name in names if name.startswith("train")]
-    val = [name for name in names if name.startswith("val") or name == "test"]
-    if len(train) == 1 and len(val) <= 1:
-        return tuple(train), tuple(val) or tuple(train)
-    if len(names) == 1:
-        return tuple(names), tuple(names)
-    raise DataError(
-        f"cannot tell which split of {root} to train on: "
-        + (", ".join(names) or "there is no annotations/instances_*.json"),
-        remedy="name them: --set data.train=[NAME] --set data.val=[NAME]; or two paths each (docs/data/loading.md)",
-    )
-
-
-def split_from_paths(annotations: Path, images: Path, *, name: str | None = None) -> SplitPaths:
-    """The split of an annotation file and an image folder; `name` is taken from the file by default."""
-    annotations, images = Path(annotations), Path(images)
-    if not annotations.is_file():
-        raise DataError(f"there is no annotation file {annotations}", remedy="check the path of the annotation file")
-    if not images.is_dir():
-        raise DataError(f"there is no image folder {images}", remedy="check the path of the image folder")
-    return SplitPaths(name or annotations.stem.removeprefix("instances_"), annotations, images)
-
-
-def split_names(root: Path) -> list[str]:
-    """Names of the splits that have an annotation file under a COCO folder."""
-    return sorted(
-        path.stem.removeprefix("instances_") for path in (Path(root) / "annotations").glob("instances_*.json")
-    )
 
 
 @dataclass(slots=True)
@@ -102,6 +35,7 @@ class CocoFile:
     ann_box_xywh: array[float] = field(default_factory=lambda: array("d"))  # [A * 4]
     ann_area: array[float] = field(default_factory=lambda: array("d"))
     ann_crowd: bytearray = field(default_factory=bytearray)
+    ann_crowd_unclear: bytearray = field(default_factory=bytearray)  # iscrowd is neither 0 nor 1
     ann_ignore: bytearray = field(default_factory=bytearray)
     ann_kind: bytearray = field(default_factory=bytearray)
     ann_parts: array[int] = field(default_factory=lambda: array("q"))  # [A] polygon parts, or 1 for a run-length mask
@@ -131,12 +65,12 @@ def read_coco(text: str, path: Path) -> CocoFile:
         if not isinstance(tree.get(key), list):
             what = "has no" if key not in tree else "has no list under"
             raise _not_coco(path, f"it {what} key {key!r}")
-    _expect_all_stored(tree["images"], _IMAGE, IMAGE_KEYS, path, "images")
-    _expect_all_stored(tree["annotations"], _ANNOTATION, ANNOTATION_KEYS, path, "annotations")
+    malformed = malformed_entries(tree, {"images": _IMAGE, "annotations": _ANNOTATION})
+    if malformed:
+        raise _not_coco(path, f"it has malformed entries:{malformed}")
     if (len(tree["images"]), len(tree["annotations"])) != (len(coco.image_id), len(coco.ann_id)):
         raise _not_coco(path, "it holds image or annotation records outside its lists of images and annotations")
-    for index, category in enumerate(tree["categories"]):
-        coco.categories.append(_category(category, index, path))
+    coco.categories = [(int(category["id"]), category["name"]) for category in tree["categories"]]
     return coco
 
 
@@ -152,6 +86,8 @@ def _parse(text: str, path: Path, take: Callable[[dict[str, Any]], Any]) -> Any:
         ) from None
     except RecursionError:
         raise _not_coco(path, "its values are nested too deeply") from None
+    except ValueError as error:  # a number of more than 4,300 digits
+        raise _not_coco(path, str(error)) from None
 
 
 def _record_hook(coco: CocoFile) -> Callable[[dict[str, Any]], Any]:
@@ -169,7 +105,7 @@ def _record_hook(coco: CocoFile) -> Callable[[dict[str, Any]], Any]:
 
 def _take_image(coco: CocoFile, record: dict[str, Any]) -> bool:
     """Add an image; False, without adding it, if a key is missing or has the wrong type."""
-    values = [_integer(record.get(key)) for key in ("id", "width", "height")]
+    values = [integer(record.get(key)) for key in ("id", "width", "height")]
     name = record["file_name"]
     if None in values or not isinstance(name, str):
         return False
@@ -186,8 +122,8 @@ def _take_annotation(coco: CocoFile, record: dict[str, Any]) -> bool:
     Other problems are kept for the checks to report: a box that is not four numbers becomes NaN, an invalid
     segmentation becomes KIND_BROKEN. Without "area", the area of the box is used.
     """
-    annotation_id, image_id = _integer(record.get("id")), _integer(record["image_id"])
-    category_id = _integer(record["category_id"])
+    annotation_id, image_id = integer(record.get("id")), integer(record["image_id"])
+    category_id = integer(record["category_id"])
     if annotation_id is None or image_id is None or category_id is None:
         return False
     coco.ann_id.append(annotation_id)
@@ -197,7 +133,9 @@ def _take_annotation(coco: CocoFile, record: dict[str, Any]) -> bool:
     coco.ann_box_xywh.extend(box)
     area = record.get("area", box[2] * box[3])
     coco.ann_area.append(area if isinstance(area, int | float) else float("nan"))
-    coco.ann_crowd.append(1 if record.get("iscrowd") else 0)
+    crowd = record.get("iscrowd")
+    coco.ann_crowd.append(1 if crowd else 0)
+    coco.ann_crowd_unclear.append(0 if crowd in (None, 0, 1) else 1)
     coco.ann_ignore.append(1 if record.get("ignore") == 1 else 0)
     kind, parts = _take_segmentation(coco, record.get("segmentation"))
     coco.ann_kind.append(kind)
@@ -226,11 +164,11 @@ def _take_segmentation(coco: CocoFile, segmentation: Any) -> tuple[int, int]:
 
 def _take_rle(coco: CocoFile, rle: dict[str, Any]) -> tuple[int, int]:
     size, counts = rle.get("size"), rle.get("counts")
-    if not (isinstance(size, list) and len(size) == 2 and all(_integer(side) is not None for side in size)):
+    if not (isinstance(size, list) and len(size) == 2 and all(integer(side) is not None for side in size)):
         return KIND_BROKEN, 0
     if isinstance(counts, str) and counts.isascii():
         text = counts.encode("ascii")
-    elif isinstance(counts, list) and all(_integer(run) is not None for run in counts):
+    elif isinstance(counts, list) and all(integer(run) is not None for run in counts):
         text = text_from_runs(counts)
     else:
         return KIND_BROKEN, 0
@@ -240,41 +178,11 @@ def _take_rle(coco: CocoFile, rle: dict[str, Any]) -> tuple[int, int]:
     return KIND_RLE, 1
 
 
-def _integer(value: Any) -> int | None:
-    """`value` as an int that fits int64, else None. Some tools write floats: 3.0 is accepted."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63:
-        return value
-    return None
-
-
 def _numbers(values: Any, count: int) -> list[float]:
     """`values` if it is a list of `count` numbers, else `count` NaNs."""
     if isinstance(values, list) and len(values) == count and all(isinstance(value, int | float) for value in values):
         return values
     return [float("nan")] * count
-
-
-def _category(record: Any, index: int, path: Path) -> tuple[int, str]:
-    identity = _integer(record.get("id")) if isinstance(record, dict) else None
-    if identity is None:
-        raise _not_coco(path, f"entry {index} of 'categories' has no integer 'id'")
-    if not isinstance(record.get("name"), str):
-        raise _not_coco(path, f"entry {index} of 'categories' has no 'name'")
-    return identity, record["name"]
-
-
-def _expect_all_stored(records: list[Any], marker: object, keys: tuple[str, ...], path: Path, key: str) -> None:
-    for index, record in enumerate(records):
-        if record is marker:
-            continue
-        if not isinstance(record, dict):
-            raise _not_coco(path, f"entry {index} of {key!r} is not an object")
-        for required in keys:
-            if required not in record:
-                raise _not_coco(path, f"entry {index} of {key!r} has no key {required!r}")
-        raise _not_coco(path, f"entry {index} of {key!r} has a value of the wrong type among {', '.join(keys)}")
 
 
 def _not_coco(path: Path, why: str) -> DataError:

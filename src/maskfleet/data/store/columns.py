@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,19 +52,34 @@ def map_columns(path: Path) -> tuple[dict[str, Column], Any]:
         prefix = file.read(PREFIX_BYTES)
         if len(prefix) < PREFIX_BYTES or not prefix.startswith(MAGIC):
             raise DamagedFileError("it does not start like a file of columns")
-        header = file.read(int.from_bytes(prefix[8:16], "little"))
-        size = os.fstat(file.fileno()).st_size
+        size, header_bytes = os.fstat(file.fileno()).st_size, int.from_bytes(prefix[8:16], "little")
+        if header_bytes > size - PREFIX_BYTES:
+            raise DamagedFileError(f"it announces a header of {header_bytes} bytes")
+        header = file.read(header_bytes)
     if hashlib.sha256(header).digest() != prefix[16:48]:
         raise DamagedFileError("its header does not match its checksum")
-    content = json.loads(header)
     start = _aligned(PREFIX_BYTES + len(header))
-    if size != start + content["bytes"]:
-        raise DamagedFileError(f"it has {size} bytes instead of {start + content['bytes']}")
-    pages = np.memmap(path, np.uint8, mode="r").view(np.ndarray)
-    columns: dict[str, Column] = {}
-    for name, dtype, shape, offset in content["columns"]:
-        columns[name] = np.ndarray(shape, dtype, buffer=pages, offset=start + offset)
-    return columns, content["meta"]
+    try:
+        content = json.loads(header)
+        if size != start + content["bytes"]:
+            raise DamagedFileError(f"it has {size} bytes instead of {start + content['bytes']}")
+        pages = np.memmap(path, np.uint8, mode="r").view(np.ndarray)
+        columns = {
+            str(name): _column(pages, dtype, shape, start + offset) for name, dtype, shape, offset in content["columns"]
+        }
+        return columns, content["meta"]
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise DamagedFileError(f"its header cannot be read: {error}") from error
+
+
+def _column(pages: Column, dtype: str, shape: list[int], offset: int) -> Column:
+    kind = np.dtype(dtype)
+    if kind.kind not in "iufb":  # an array of objects would take the file's bytes for addresses of memory
+        raise DamagedFileError(f"a column has the type {dtype!r}")
+    stop = offset + math.prod(shape) * kind.itemsize
+    if min([offset, *shape]) < 0 or stop > len(pages):  # numpy takes negative ones
+        raise DamagedFileError(f"a column of shape {shape} at byte {offset} is beyond its end")
+    return pages[offset:stop].view(kind).reshape(shape)
 
 
 def _aligned(offset: int) -> int:

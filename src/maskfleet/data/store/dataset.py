@@ -5,7 +5,7 @@ Shapes: N images, numbered 0 .. N - 1 over all splits.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +13,15 @@ import numpy.typing as npt
 
 from maskfleet.config.base import replaced
 from maskfleet.config.run import DataConfig, RunConfig, SplitConfig
-from maskfleet.data.store.annotations import AnnotationStore, images_with_objects, open_store
-from maskfleet.data.store.coco import KIND_NONE, find_split, found_splits, split_from_paths
+from maskfleet.data.files.root import open_root
+from maskfleet.data.files.stored import StoredFolder
+from maskfleet.data.store.annotations import AnnotationStore, ImageRules, images_with_objects, open_store
+from maskfleet.data.store.coco import KIND_NONE
+from maskfleet.data.store.splits import find_split, found_splits, split_from_paths
 from maskfleet.errors import DataError
 
 Ints = npt.NDArray[np.int64]
+MAX_LISTED = 10  # file names in an error message
 
 
 class ImageSet:
@@ -42,6 +46,20 @@ class ImageSet:
         heights = np.concatenate([store.heights[index] for store, index in used])
         return heights, np.concatenate([store.widths[index] for store, index in used])
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether some images are in S3, so that it pays to start reading them before they are needed."""
+        folders = [store.split.images for store in self.stores]
+        return any(isinstance(folder, StoredFolder) and folder.root.is_remote for folder in folders)
+
+    def read_ahead(self, images: Iterable[int]) -> None:
+        """Start to read `images` if they are in S3."""
+        for number, store in enumerate(self.stores):
+            folder = store.split.images
+            if isinstance(folder, StoredFolder):
+                own = [index for index in map(self.place, images) if index[0] == number]
+                folder.read_ahead(store.image_name(index) for _, index in own)
+
     def substitute(self, image: int, seed: int) -> int:
         """Another image of the same bucket, chosen by `seed`; the image itself if there is no other."""
         members = np.flatnonzero(self.buckets == self.buckets[image])
@@ -53,7 +71,7 @@ def with_found_splits(config: RunConfig) -> RunConfig:
     """`config` with `auto` in its splits replaced by the splits in `data.root`."""
     if "auto" not in (*config.data.train, *config.data.val):
         return config
-    train, val = found_splits(Path(config.data.root).expanduser())
+    train, val = found_splits(open_root(config.data.root, config.data))
     return replaced(
         config, {"data.train": _filled(config.data.train, train), "data.val": _filled(config.data.val, val)}
     )
@@ -61,14 +79,18 @@ def with_found_splits(config: RunConfig) -> RunConfig:
 
 def open_stores(data: DataConfig, splits: Sequence[str | SplitConfig]) -> list[AnnotationStore]:
     """The annotation stores of `splits`, with the paths of `data`; built if they do not exist yet."""
-    root, cache_dir = Path(data.root).expanduser(), Path(data.cache_dir).expanduser() if data.cache_dir else None
+    root, cache_dir = open_root(data.root, data), Path(data.cache_dir).expanduser() if data.cache_dir else None
     paths = [
         find_split(root, split)
         if isinstance(split, str)
-        else split_from_paths(root / Path(split.annotations).expanduser(), root / Path(split.images).expanduser())
+        else split_from_paths(split.annotations, split.images, root=root)
         for split in splits
     ]
-    return [open_store(path, cache_dir=cache_dir) for path in paths]
+    rules = ImageRules(data.max_image_mpx, data.allow_outside)
+    stores = [open_store(path, cache_dir=cache_dir, rules=rules) for path in paths]
+    for store in stores:
+        _expect_inside(store)
+    return stores
 
 
 def _filled(splits: tuple[str | SplitConfig, ...], found: tuple[str, ...]) -> tuple[str | SplitConfig, ...]:
@@ -113,6 +135,20 @@ def _expect_same_categories(stores: Sequence[AnnotationStore]) -> None:
                 f"{store.split.annotations} and {first.split.annotations} have different categories: {difference[:5]}",
                 remedy="splits that are trained together need the same category ids and names; change one of the files",
             )
+
+
+def _expect_inside(store: AnnotationStore) -> None:
+    """DataError that lists the images whose file names lead out of the image folder."""
+    outside = list(store.outside())
+    if not outside:
+        return
+    names = "".join(f"\n    image {record.id}: {record.path}" for record in outside[:MAX_LISTED])
+    more = f"\n    and {len(outside) - MAX_LISTED} more" if len(outside) > MAX_LISTED else ""
+    raise DataError(
+        f"{len(outside)} of the {len(store)} images of {store.split.annotations} are outside of the image folder "
+        f"{store.split.images}:{names}{more}",
+        remedy="write file_name relative to the image folder; if you trust the file, set data.allow_outside=true",
+    )
 
 
 def _expect_outlines(stores: Sequence[AnnotationStore]) -> None:

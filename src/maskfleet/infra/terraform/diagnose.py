@@ -75,7 +75,7 @@ _KNOWN = (
     ),
     (
         r"NoSuchBucket|S3 bucket .{1,80} does not exist",
-        "create the state bucket first (private, versioned, encrypted), or omit --state-bucket",
+        "maskfleet infra up with --create-state-bucket creates the state bucket; or omit --state-bucket",
     ),
     (
         r"Backend (?:initialization required|configuration changed)|approval for state migration",

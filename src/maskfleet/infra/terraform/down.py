@@ -9,6 +9,7 @@ from maskfleet.errors import InfraError
 from maskfleet.infra.journal import recorded
 from maskfleet.infra.kubernetes.access import reachable
 from maskfleet.infra.kubernetes.leftovers import EbsVolume, claims_with_volumes, ebs_volumes, leftovers, remove
+from maskfleet.infra.stacks import BUCKETS
 from maskfleet.infra.terraform.root import Root
 from maskfleet.infra.terraform.session import Session
 from maskfleet.infra.terraform.state import Resource, State, is_named, split_kept
@@ -42,11 +43,11 @@ def down(session: Session, options: DownOptions) -> None:
     if addons.resources and not options.skip_cluster:
         session.write_outputs(base)
         session.addons.init()
-        _destroy(session, session.addons, addons.resources, ())
+        destroy(session, session.addons, addons.resources, ())
     if gone:
         session.write_settings()
         session.base.init()
-        _destroy(session, session.base, gone, kept)
+        destroy(session, session.base, gone, kept)
     if options.skip_cluster:
         session.addons.forget([resource.address for resource in session.state(session.addons).resources])
     _say_kept(session, kept, remaining)
@@ -59,8 +60,9 @@ def _say_kept(session: Session, kept: Sequence[Resource], remaining: Sequence[Eb
         say(f"kept data, and what it depends on ({len(kept)} resources; file systems and buckets are billed):")
         for resource in kept:
             say(f"  {resource.address}  {resource.id}".rstrip())
-        say(f"maskfleet infra up {session.stack.name} creates a cluster that uses it again;")
-        say(f"maskfleet infra down {session.stack.name} --delete-data deletes it")
+        say(f"maskfleet infra up {session.stack.name} creates a cluster that uses it again")
+        if any(is_named(resource, set(session.stack.data) - BUCKETS) for resource in kept):
+            say(f"maskfleet infra down {session.stack.name} --delete-data deletes it, except for buckets")
     if remaining:
         say("EBS volumes of claims in the cluster remain, and are billed:")
         for volume in remaining:
@@ -69,7 +71,7 @@ def _say_kept(session: Session, kept: Sequence[Resource], remaining: Sequence[Eb
 
 def _split(session: Session, base: State, options: DownOptions) -> tuple[list[Resource], list[Resource]]:
     if options.delete_data:
-        return [], list(base.resources)
+        return split_kept(base, BUCKETS, session.stack.guards)
     kept, gone = split_kept(base, session.stack.data, session.stack.guards)
     if any(session.is_cluster(resource) for resource in kept):
         raise InfraError(
@@ -121,7 +123,7 @@ def _empty_cluster(session: Session, options: DownOptions, base: State) -> list[
             ) from error
 
 
-def _destroy(session: Session, root: Root, gone: Sequence[Resource], kept: Sequence[Resource]) -> None:
+def destroy(session: Session, root: Root, gone: Sequence[Resource], kept: Sequence[Resource]) -> None:
     """Destroy `gone`; if something is kept, only those addresses, and only after the plan proved that it is kept."""
     targets = list(dict.fromkeys(resource.address for resource in gone)) if kept else []
     progress = root.plan(destroy=True, targets=targets)

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from maskfleet.infra.view import ResourceProgress
+
 # Terraform's actions on a resource that we show under another name.
 ACTIONS = {"update": "change", "delete": "destroy", "remove": "forget", "noop": "none"}
 WORK = ("create", "change", "replace", "destroy", "import", "forget")
@@ -45,23 +47,6 @@ class Event:
     summary: dict[str, Any] = field(default_factory=dict)
     """How many resources a plan or an apply handles: `add`, `change` and `remove`."""
     outputs: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class ResourceProgress:
-    """One resource as the live table shows it."""
-
-    address: str
-    action: str
-    state: str
-    started_at: float | None = None
-    elapsed_s: float | None = None
-
-    def seconds(self, now: float) -> float | None:
-        """How long Terraform has worked on it so far, or did in total."""
-        if self.elapsed_s is not None or self.started_at is None:
-            return self.elapsed_s
-        return max(0.0, now - self.started_at)
 
 
 @dataclass(slots=True)

@@ -32,6 +32,11 @@ class Resource:
         """Its address without indices, as the dependencies of other resources name it."""
         return without_index(self.address)
 
+    @property
+    def name(self) -> str:
+        """Its name in the root, without type, module and index."""
+        return self.block.rpartition(".")[2]
+
 
 @dataclass(frozen=True, slots=True)
 class State:

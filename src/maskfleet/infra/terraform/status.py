@@ -35,21 +35,23 @@ class Status:
     state_in: str
     roots: tuple[RootStatus, ...]
     cluster_made: bool
+    cluster_is_ours: bool
+    """False for a cluster that maskfleet did not create, where everything may have been there already."""
     reachable: bool | None
     """None if there is nothing to reach."""
     detail: str
 
     @property
     def is_well(self) -> bool:
-        """Whether both roots exist without failed resources, and the cluster answers."""
-        made = all(root.resources and not root.tainted for root in self.roots)
+        """Whether all roots exist without failed resources, and the cluster answers."""
+        made = all((root.resources or not self.cluster_is_ours) and not root.tainted for root in self.roots)
         return made and self.cluster_made and self.reachable is True
 
 
 def status(session: Session) -> Status:
     """What the states say, and whether the cluster answers."""
-    states = [(root, session.state(root)) for root in (session.base, session.addons)]
-    base = states[0][1]
+    states = [(root, session.state(root)) for root in session.roots]
+    base = session.state(session.base)
     made = session.has_cluster(base)
     answers: bool | None = None
     detail = "has no endpoint yet" if made else "not created"
@@ -61,6 +63,7 @@ def status(session: Session) -> Status:
         state_in=session.backend.text,
         roots=tuple(_root_status(session, root, state) for root, state in states),
         cluster_made=made,
+        cluster_is_ours=session.existing is None,
         reachable=answers,
         detail=detail,
     )

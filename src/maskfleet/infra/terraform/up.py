@@ -16,19 +16,20 @@ def up(session: Session, *, delete_data: bool = False) -> None:
     base = plan_root(session, session.base)
     if base.has_changes:
         _check_data(session, base, delete_data=delete_data)
-        _confirm(session, f"apply this to {session.base.name}? What runs in the cluster follows")
-        _apply(session, session.base)
+        confirm(session, f"apply this to {session.base.name}? What runs in the cluster follows")
+        apply_root(session, session.base)
     pass_outputs(session)
     addons = plan_root(session, session.addons)
     if addons.has_changes:
         if not base.has_changes or destroyed(addons):
-            _confirm(session, f"apply this to {session.addons.name}?")
-        _apply(session, session.addons)
+            confirm(session, f"apply this to {session.addons.name}?")
+        apply_root(session, session.addons)
     if not base.has_changes and not addons.has_changes:
         session.view.say("nothing to do: everything matches the settings")
 
 
-def _apply(session: Session, root: Root) -> None:
+def apply_root(session: Session, root: Root) -> None:
+    """Apply the saved plan of `root`, and record it."""
     with recorded(session.work.journal, root.name, "up", root.folder):
         progress = root.apply()
     done = progress.summary
@@ -46,6 +47,7 @@ def _check_data(session: Session, progress: TerraformProgress, *, delete_data: b
         )
 
 
-def _confirm(session: Session, question: str) -> None:
+def confirm(session: Session, question: str) -> None:
+    """Raise an error unless the user agrees."""
     if not session.view.confirm(question):
         raise InfraError("nothing was changed: not confirmed", remedy="confirm, or give --yes")

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 
 from maskfleet.config.launch import EksLaunch
 from maskfleet.errors import LaunchError
 from maskfleet.launch.eks.mpijob import with_instance_facts
-from maskfleet.launch.eks.permission import if_permitted, is_permitted
-from maskfleet.launch.eks.status import MPI, seconds_since
+from maskfleet.launch.eks.permission import if_permitted, refused_permissions
+from maskfleet.launch.eks.status import MPI, OPERATOR_DEAD_S, operator_silence
 from maskfleet.launch.findings import Finding, Verdict, judged
 from maskfleet.system.kube.client import ApiError, Json, Kube
 
 GPU = "nvidia.com/gpu"
 TYPE = "node.kubernetes.io/instance-type"
 CLUSTER = "cluster"
-STALE_S = 120.0  # a running operator renews its lease every few seconds
 _FIND_OPERATOR = "see `kubectl get deploy -A | grep mpi-operator`; deploy/helm/mpi-operator installs it"
-PERMISSIONS = (
-    ("create", "kubeflow.org", "mpijobs", ""),
-    ("create", "", "configmaps", ""),
-    ("create", "", "secrets", ""),  # helm stores its records there
-    ("list", "", "secrets", ""),
-    ("list", "", "pods", ""),
-    ("get", "", "pods", "log"),
-)
+KUEUE = "kueue.x-k8s.io"
+_OF_CHART = ("get", "create", "delete")
+# Verbs that a launch, its status and its logs need, by API group, resource and subresource.
+PERMISSIONS: dict[tuple[str, str, str], tuple[str, ...]] = {
+    ("", "configmaps", ""): _OF_CHART,
+    ("", "serviceaccounts", ""): _OF_CHART,
+    ("networking.k8s.io", "networkpolicies", ""): _OF_CHART,
+    ("policy", "poddisruptionbudgets", ""): _OF_CHART,
+    ("", "secrets", ""): ("get", "list", "create", "update", "delete"),  # helm stores its records there
+    ("", "pods", ""): ("list",),
+    ("", "pods", "log"): ("get",),
+    ("", "persistentvolumeclaims", ""): ("get",),
+}
+OF_MPIJOB = {("kubeflow.org", "mpijobs", ""): _OF_CHART, ("batch", "jobs", ""): ("get",)}
+OF_ELASTIC_JOB = {("batch", "jobs", ""): _OF_CHART}
+SUCCESS_POLICY = (1, 31)  # the Kubernetes version that knows successPolicy of Jobs
 _UNITS = {"k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
@@ -37,10 +45,10 @@ def examine_eks(launch: EksLaunch, *, which: Callable[[str], str | None] = shuti
     findings = [judged("here", "helm", helm is not None, helm or "not found", "install helm 3")]
     with Kube(context=launch.context, namespace=launch.namespace) as kube:
         try:
-            kube.get("/api/v1/namespaces", limit=1)
+            version = kube.version()
         except LaunchError as error:
             return [*findings, Finding(CLUSTER, "API", Verdict.FAIL, error.what, error.remedy)]
-        findings.append(Finding(CLUSTER, "API", Verdict.OK, "answers"))
+        findings.append(Finding(CLUSTER, "API", Verdict.OK, f"answers, {version}"))
         findings += [*requirements(kube, settled), _nodes(kube, settled)]
         if settled.gpus:
             findings.append(_device_plugin(kube))
@@ -55,12 +63,15 @@ def _nodes(kube: Kube, launch: EksLaunch) -> Finding:
     if nodes is None:
         return Finding(CLUSTER, name, Verdict.WARN, "not permitted to list them", "ask for permission to list nodes")
     there = [one for one in nodes if one["metadata"].get("labels", {}).get(TYPE) == launch.instance]
-    pools = [one["metadata"]["name"] for one in _visible(kube, "/apis/karpenter.sh/v1/nodepools") or []
-             if _makes(one, launch.instance)]  # fmt: skip
+    visible = _visible(kube, "/apis/karpenter.sh/v1/nodepools")
+    pools = [one["metadata"]["name"] for one in visible or [] if _makes(one, launch.instance)]
     if pools:
         return Finding(CLUSTER, name, Verdict.OK, f"{len(there)} now; pool {', '.join(sorted(pools))} provisions more")
     enough = len(there) >= launch.nodes
     found = f"{len(there)} now" if enough else f"{len(there)} of {launch.nodes}, and no Karpenter pool provisions them"
+    if visible is None and not enough:
+        found = f"{len(there)} of {launch.nodes}; not permitted to list Karpenter's pools"
+        return Finding(CLUSTER, name, Verdict.WARN, found, "ask for permission to list nodepools.karpenter.sh")
     remedy = (
         "add the type to a pool of deploy/helm/gpu-nodes, or take another --instance; other autoscalers are not seen"
     )
@@ -88,7 +99,11 @@ def _device_plugin(kube: Kube) -> Finding:
 
 def _quota(kube: Kube, wanted: int) -> Finding:
     """Whether the namespace's quotas allow `wanted` more GPUs."""
-    for quota in _visible(kube, kube.of_namespace("resourcequotas")) or []:
+    quotas = _visible(kube, kube.of_namespace("resourcequotas"))
+    if quotas is None:
+        remedy = "ask for permission to list resourcequotas, or look at them with the administrator"
+        return Finding(CLUSTER, "quota", Verdict.WARN, "not permitted to list them", remedy)
+    for quota in quotas:
         hard, used = quota.get("status", {}).get("hard", {}), quota.get("status", {}).get("used", {})
         key = f"requests.{GPU}"
         if key in hard:
@@ -120,9 +135,14 @@ def _visible(kube: Kube, path: str) -> list[Json] | None:
 def requirements(kube: Kube, launch: EksLaunch) -> Iterator[Finding]:
     """Whether each requirement of a launch is met, in the order in which they depend on each other."""
     yield _namespace(kube)
-    yield _kind(kube)
-    yield _operator(kube)
-    yield _permissions(kube)
+    if launch.min_nodes is None:
+        yield _kind(kube)
+        yield _operator(kube)
+    else:
+        yield _success_policy(kube)
+    yield _permissions(kube, OF_MPIJOB if launch.min_nodes is None else OF_ELASTIC_JOB)
+    if launch.queue:
+        yield _queue(kube, launch.queue)
     for name in sorted({launch.shared_claim, launch.data_claim or launch.shared_claim}):
         yield _claim(kube, name)
 
@@ -173,22 +193,32 @@ def _kind(kube: Kube) -> Finding:
 
 def _operator(kube: Kube) -> Finding:
     """Its lease shows whether it runs, wherever it is installed; a missing lease is no reason to refuse."""
-    leases = if_permitted(kube.items, "/apis/coordination.k8s.io/v1/leases", fieldSelector="metadata.name=mpi-operator")
-    if leases is None:
-        return _met("MPI operator", "not permitted to list leases")
-    ages = [seconds_since(one.get("spec", {}).get("renewTime") or "1970-01-01T00:00:00Z") for one in leases]
-    if not ages:
-        found = "has no lease, but may run all the same"
+    age_s = operator_silence(kube)
+    if age_s is None:
+        found = "no lease of it can be seen, but it may run all the same"
         return Finding(CLUSTER, "MPI operator", Verdict.WARN, found, _FIND_OPERATOR)
-    if min(ages) > STALE_S:
-        found = f"lease not renewed for {min(ages):.0f} s"
+    if age_s > OPERATOR_DEAD_S:
+        found = f"lease not renewed for {age_s:.0f} s"
         return _lacking("MPI operator", found, f"the MPI operator does not run: {found}", _FIND_OPERATOR)
-    return _met("MPI operator", f"runs, lease renewed {max(0.0, min(ages)):.0f} s ago")
+    return _met("MPI operator", f"runs, lease renewed {age_s:.0f} s ago")
 
 
-def _permissions(kube: Kube) -> Finding:
-    lacking = [f"{verb} {kind}{f'/{part}' if part else ''}" for verb, group, kind, part in PERMISSIONS
-               if not is_permitted(kube, verb, group, kind, part)]  # fmt: skip
+def _success_policy(kube: Kube) -> Finding:
+    """Whether the API knows what an elastic job needs."""
+    version = kube.version()
+    found = re.match(r"v?(\d+)\.(\d+)", version)
+    if found is not None and (int(found[1]), int(found[2])) < SUCCESS_POLICY:
+        return _lacking(
+            "elastic jobs",
+            f"Kubernetes {version} is too old",
+            f"launch.min_nodes needs Kubernetes 1.31 or newer, and the cluster has {version}",
+            "leave launch.min_nodes out, or upgrade the cluster",
+        )
+    return _met("elastic jobs", "the API knows successPolicy of Jobs")
+
+
+def _permissions(kube: Kube, of_job: Mapping[tuple[str, str, str], tuple[str, ...]]) -> Finding:
+    lacking = refused_permissions(kube, {**of_job, **PERMISSIONS})
     if lacking:
         return _lacking(
             "rights",
@@ -197,6 +227,32 @@ def _permissions(kube: Kube) -> Finding:
             "ask the cluster's administrator for these permissions (docs/run-anywhere/eks/index.md lists all)",
         )
     return _met("rights", "all that a launch needs")
+
+
+def _queue(kube: Kube, name: str) -> Finding:
+    """Whether Kueue and its LocalQueue `name` exist: without Kueue nothing would resume a queued job."""
+    what = f"queue {name}"
+    group = kube.get(f"/apis/{KUEUE}")
+    if group is None:
+        return _lacking(
+            what,
+            "Kueue is not installed",
+            f"launch.queue is {name}, but the cluster has no Kueue",
+            "leave launch.queue out, or install Kueue (docs/run-anywhere/eks/addons.md)",
+        )
+    version = group["preferredVersion"]["groupVersion"]
+    queues = _visible(kube, kube.of_namespace("localqueues", group=version))
+    if queues is None:
+        return Finding(CLUSTER, what, Verdict.WARN, "not permitted to list queues", f"ask to list localqueues.{KUEUE}")
+    names = sorted(one["metadata"]["name"] for one in queues)
+    if name not in names:
+        return _lacking(
+            what,
+            "missing",
+            f"namespace {kube.namespace} has no Kueue queue {name}",
+            f"name one of: {', '.join(names)}" if names else "ask the administrator for a LocalQueue in the namespace",
+        )
+    return _met(what, "exists")
 
 
 def _claim(kube: Kube, name: str) -> Finding:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from maskfleet.config.launch import EksLaunch
 from maskfleet.errors import LaunchError
-from maskfleet.launch.job import JobHandle
+from maskfleet.launch.job import JobHandle, NameRule
+
+_FORM = "write eks://NAMESPACE/NAME, as `maskfleet launch` printed it"
 
 
 def handle_path(path: str) -> str:
@@ -15,13 +17,14 @@ def handle_path(path: str) -> str:
 
 def launch_of(handle: JobHandle) -> EksLaunch:
     """The cluster and namespace that an EKS handle names."""
+    release = handle.path.partition("/")[0]
+    if not NameRule().pattern.fullmatch(release):  # it becomes a part of the URLs that the API server gets
+        raise LaunchError(f"{handle} names no job: {release!r} cannot be the name of one", remedy=_FORM)
     context, at, namespace = handle.location.rpartition("@")
     try:
         return EksLaunch(namespace=namespace, context=context if at else None)
     except ValueError as error:
-        raise LaunchError(
-            f"{handle} names no namespace", remedy="write eks://NAMESPACE/NAME, as `maskfleet launch` printed it"
-        ) from error
+        raise LaunchError(f"{handle} names no namespace", remedy=_FORM) from error
 
 
 def release_of(handle: JobHandle) -> str:

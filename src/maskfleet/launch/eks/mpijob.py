@@ -1,4 +1,4 @@
-"""A job as values of the chart `train`; its template deploy/helm/train/templates/mpijob.yaml renders the MPIJob."""
+"""A job as values of the chart `train` (deploy/helm/train), which renders an MPIJob or, with min_nodes, a Job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def chart_values(job: JobSpec, launch: EksLaunch) -> dict[str, Any]:
     if not launch.image:
         raise LaunchError(
             "no training image is named",
-            remedy="give --image REPOSITORY@DIGEST or launch.image; see docs/run-anywhere/eks/index.md",
+            remedy="maskfleet image push, or name one with --image or launch.image (docs/run-anywhere/images.md)",
         )
     values: dict[str, Any] = {
         "run_id": job.name,
@@ -44,6 +44,7 @@ def chart_values(job: JobSpec, launch: EksLaunch) -> dict[str, Any]:
         "memory_gib_per_node": launch.memory_gib,
         "efa_per_node": 0 if launch.efa is False else None,
         "queue": launch.queue,
+        "min_nodes": None if launch.min_nodes is None else job.min_nodes,
     }
     if launch.data_path not in (None, launch.shared_path):
         optional |= {"data_fs": launch.data_mount.removeprefix("/"), "data_pvc": launch.data_claim}
@@ -59,7 +60,7 @@ def chart_values(job: JobSpec, launch: EksLaunch) -> dict[str, Any]:
 
 def values_text(values: dict[str, Any]) -> str:
     """`values` as a YAML file, with the run file as a readable block."""
-    run = values["run_yaml"]
+    run = values.get("run_yaml") or ""
     is_plain = run[:1].isalnum() and run.endswith("\n") and all(line.isprintable() for line in run.split("\n"))
     readable = {**values, "run_yaml": LiteralScalarString(run)} if is_plain else values
     yaml = YAML(typ="rt")
@@ -88,6 +89,8 @@ def with_data_in_pods(run: RunConfig, launch: EksLaunch) -> RunConfig:
     _refuse_local_file("train.weights", run.train.weights, launch)
     _refuse_local_file("model.backbone.weights", run.model.backbone.weights, launch)
     root = run.data.root
+    if root.startswith("s3://"):
+        return run
     if root.startswith(("/", "~")):
         if not _is_mounted(root, launch):
             raise LaunchError(

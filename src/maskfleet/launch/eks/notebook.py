@@ -17,6 +17,7 @@ from typing import Any
 from maskfleet.errors import LaunchError
 from maskfleet.launch.backend import NotebookOptions
 from maskfleet.launch.eks.handle import launch_of, release_of
+from maskfleet.launch.eks.release import ReleaseRecord, record_of, refuse_strangers
 from maskfleet.launch.job import JobHandle
 from maskfleet.system.deploy_files import deploy_path
 from maskfleet.system.kube.client import Kube
@@ -25,7 +26,8 @@ from maskfleet.system.process import Finished, Shell
 
 USER = "fleet"
 PORT = 8443
-SUFFIX = "-notebook"
+CHART = "notebook"
+SUFFIX = f"-{CHART}"
 LONGEST_RELEASE = 40  # the charts enforce it
 SHORTEST_PASSWORD = 10
 BCRYPT_COST = 12
@@ -33,7 +35,7 @@ BCRYPT_BYTES = 72  # bcrypt ignores what follows
 HELM_S = 120.0
 Values = dict[str, Any]
 
-_TAGGED = re.compile(r"(?P<name>.+/)?[^/:@]+:[^/:@]+")
+_TAGGED = re.compile(r"(?P<tagged>(?:.+/)?[^/:@]+:[^/:@]+)(?:@sha256:[0-9a-f]{64})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,9 @@ class RunRelease:
 class NotebookRelease:
     """The notebook of one run as a helm release."""
 
-    def __init__(self, release: RunRelease, *, run: Shell) -> None:
+    def __init__(self, release: RunRelease, record: ReleaseRecord | None, *, run: Shell) -> None:
+        """`record` is helm's record of the notebook's own release."""
+        refuse_strangers(record, None, CHART, release.notebook)
         self.release, self._run = release, run
 
     def values(self) -> Values | None:
@@ -82,7 +86,7 @@ class NotebookRelease:
 
     def install(self, values: Values) -> None:
         """Install or change it; values go through standard input, since other users can read a command line."""
-        chart = str(deploy_path("helm", "notebook"))
+        chart = str(deploy_path("helm", CHART))
         done = self._helm(
             "upgrade", "--install", self.release.notebook, chart, "--values", "-", stdin=json.dumps(values)
         )
@@ -126,7 +130,7 @@ def serve(handle: JobHandle, options: NotebookOptions, *, run: Shell) -> None:
     release = RunRelease.of(handle)
     with bound_socket(options.port) as listener, Kube(context=release.context, namespace=release.namespace) as kube:
         values = ensured(
-            NotebookRelease(release, run=run),
+            NotebookRelease(release, record_of(kube, release.notebook), run=run),
             image=options.image,
             instance=options.instance,
             ask=lambda: _password(options),
@@ -196,12 +200,13 @@ def values_for(run: Values, release: str, *, image: str | None, instance: str | 
 
 def notebook_image(image: str) -> str:
     """The notebook image that belongs to a training image: the same name, its tag with `-notebook`."""
-    if not _TAGGED.fullmatch(image):
+    match = _TAGGED.fullmatch(image)
+    if match is None:
         raise LaunchError(
             f"the notebook image for {image or 'the run'} is not known",
-            remedy="build deploy/docker/notebook (docs/run-anywhere/eks/notebook.md) and name it with --image",
+            remedy="build and push it (docs/run-anywhere/images.md), and name it with --image",
         )
-    return f"{image}{SUFFIX}"
+    return f"{match['tagged']}{SUFFIX}"
 
 
 def certificate_fingerprint(kube: Kube, release: str, values: Values) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from maskfleet.system.kube.client import ApiError, Kube
@@ -20,8 +20,17 @@ def if_permitted(ask: Callable[..., T], path: str, **params: str) -> T | None:
         raise
 
 
-def is_permitted(kube: Kube, verb: str, group: str, kind: str, part: str = "") -> bool:
-    """Whether the user may do this in the namespace."""
+def refused_permissions(kube: Kube, wanted: Mapping[tuple[str, str, str], tuple[str, ...]]) -> list[str]:
+    """What the user may not do in the namespace, as `create pods`, of the verbs `wanted` by group, resource, part."""
+    return [
+        f"{verb} {kind}{f'/{part}' if part else ''}"
+        for (group, kind, part), verbs in wanted.items()
+        for verb in verbs
+        if not _is_permitted(kube, verb, group, kind, part)
+    ]
+
+
+def _is_permitted(kube: Kube, verb: str, group: str, kind: str, part: str) -> bool:
     asked = {"namespace": kube.namespace, "verb": verb, "group": group, "resource": kind, "subresource": part}
     review = {
         "apiVersion": "authorization.k8s.io/v1",

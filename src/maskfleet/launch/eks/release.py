@@ -1,4 +1,8 @@
-"""Helm's record of a release: its status and values, kept after the release was uninstalled."""
+"""Helm's record of a release: its status and values, kept after the release was uninstalled.
+
+A namespace holds releases of other people and of other charts. Only a release whose chart and label say that
+maskfleet installed it may be removed or replaced.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import base64
 import binascii
 import gzip
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +19,8 @@ from maskfleet.launch.eks.permission import if_permitted
 from maskfleet.system.kube.client import Json, Kube
 
 CHART = "train"
+LABEL, OURS = "app.kubernetes.io/part-of", "maskfleet"
+_LABELLED = re.compile(rf"^\s+{re.escape(LABEL)}: [\"']?{OURS}[\"']?\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +31,15 @@ class ReleaseRecord:
     description: str
     chart: str
     values: Json  # the chart's defaults with the user's values
+    is_labelled: bool  # whether its objects have the label of maskfleet
 
     @property
     def is_removed(self) -> bool:
         return self.status == "uninstalled"
+
+    def is_of(self, chart: str) -> bool:
+        """Whether maskfleet installed it from its own chart of this name."""
+        return self.chart == chart and self.is_labelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +69,29 @@ def read_record(secret: Json) -> ReleaseRecord:
         data = json.loads(gzip.decompress(packed) if packed[:2] == b"\x1f\x8b" else packed)
         info, chart = data["info"], data["chart"]
         values = _merged(chart.get("values") or {}, data.get("config") or {})
-        return ReleaseRecord(info["status"], info.get("description", ""), chart["metadata"]["name"], values)
+        is_labelled = _LABELLED.search(data.get("manifest") or "") is not None
+        return ReleaseRecord(
+            info["status"], info.get("description", ""), chart["metadata"]["name"], values, is_labelled
+        )
     except (KeyError, ValueError, TypeError, OSError, binascii.Error) as error:
         raise LaunchError(
             f"helm's record {secret.get('metadata', {}).get('name')} cannot be read: {error}",
             remedy="see `helm history RELEASE`; another version of helm may have written it",
         ) from error
+
+
+def refuse_strangers(record: ReleaseRecord | None, thing: Json | None, chart: str, release: str) -> None:
+    """Raise unless helm's record of `release`, and the object that has its name, are those of our `chart`."""
+    if record is not None and not record.is_of(chart):
+        raise LaunchError(
+            f"the helm release {release} is not maskfleet's: it belongs to the chart {record.chart}",
+            remedy="choose another name; `helm list --all` shows the names in use in the namespace",
+        )
+    if thing is not None and thing["metadata"].get("labels", {}).get(LABEL) != OURS:
+        raise LaunchError(
+            f"the {thing.get('kind') or 'object'} {release} is not maskfleet's: it lacks the label {LABEL}={OURS}",
+            remedy="choose another name, or ask its owner to remove it",
+        )
 
 
 def storage_of(record: ReleaseRecord | None, release: str) -> RunStorage:

@@ -1,4 +1,4 @@
-"""This machine: torchrun under a detached supervisor; several runs can run side by side."""
+"""This machine: ranks under a detached supervisor; several runs can run side by side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from maskfleet.launch.local.doctor import examine
 from maskfleet.launch.local.files import run_files
 from maskfleet.launch.supervise.job_files import Host, Job, JobFolder
 from maskfleet.launch.supervise.prepare import JOB_FILE, refuse_running, write_job_files
-from maskfleet.launch.supervise.status import log_lines, status_of, stop
+from maskfleet.launch.supervise.status import log_lines, remove_persisted, status_of, stop, tell_notes
 from maskfleet.system.process import Shell, run_command
 
 
@@ -57,9 +57,11 @@ class LocalBackend(Backend):
     def render(self, job: JobSpec) -> Rendered:
         run_dir = self._run_dir(job.name)
         hosts = (Host("localhost", job.slots[0]),)
-        plan = Job(job.name, "torchrun", hosts, 1, max_restarts=job.max_restarts, port=0, cwd=str(self._cwd))
+        plan = Job(job.name, "supervisor", hosts, 1, max_restarts=job.max_restarts, port=0, cwd=str(self._cwd))
         command = (sys.executable, "-m", "maskfleet.launch.supervise.supervisor", str(run_dir), "0")
-        return Rendered(job.name, {RUN_FILE: job.run_yaml, JOB_FILE: plan.to_json()}, (command,))
+        persist = (sys.executable, "-m", "maskfleet.launch.supervise.status", str(run_dir), "persist", "0")
+        commands = (persist, command) if self._launch.persist else (command,)
+        return Rendered(job.name, {RUN_FILE: job.run_yaml, JOB_FILE: plan.to_json()}, commands)
 
     def submit(self, rendered: Rendered) -> JobHandle:
         run_dir = self._run_dir(rendered.name)
@@ -68,7 +70,12 @@ class LocalBackend(Backend):
             write_job_files(run_dir, rendered.files)
             log = JobFolder(run_dir).host(0) / "supervisor.log"
             log.parent.mkdir(exist_ok=True)
-            self._run.detach(rendered.commands[0], cwd=self._cwd, log=log, env=os.environ)
+            for before in rendered.commands[:-1]:
+                done = self._run(before)
+                if done.code != 0:
+                    raise LaunchError(done.err.strip(), remedy="fix that, or launch without --persist")
+                tell_notes(done.out)
+            self._run.detach(rendered.commands[-1], cwd=self._cwd, log=log, env=os.environ)
         except OSError as error:
             raise LaunchError(
                 f"cannot write to {run_dir}: {error.strerror}",
@@ -88,6 +95,7 @@ class LocalBackend(Backend):
             return
         JobFolder(run_dir).request_cancel()
         left = stop(run_dir, 0)
+        remove_persisted(run_dir, 0)
         if left:
             raise LaunchError(f"processes {left} cannot be killed", remedy="they hang in the kernel: check the disk")
 
@@ -126,5 +134,6 @@ def gpus_here() -> int:
 
 def _known(handle: JobHandle) -> Path:
     run_dir = Path(handle.path)
-    JobFolder(run_dir).job()
+    if not JobFolder(run_dir).exists():
+        raise LaunchError(f"there is no job in {run_dir}", remedy="check the handle; `maskfleet launch` prints it")
     return run_dir

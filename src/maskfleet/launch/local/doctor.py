@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from maskfleet.launch.findings import Finding, Verdict, judged
+from maskfleet.launch.supervise.processes import processes_of_all_jobs
+from maskfleet.system.network import listeners
 
 MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 11)
@@ -20,7 +22,7 @@ HERE = ""  # the host of a finding about this machine
 
 def examine(folder: Path) -> list[Finding]:
     """Check Python, torch, GPUs, memory, the disk that holds `folder`, packages and tools."""
-    findings = [_python(), *_torch_and_gpus(), _memory(), _disk(folder), _shared_memory()]
+    findings = [_python(), *_torch_and_gpus(), _memory(), _disk(folder), _shared_memory(), _open_ports()]
     findings += [_package(*row) for row in _PACKAGES]
     findings += [_tool(*row) for row in _TOOLS]
     return findings
@@ -74,6 +76,14 @@ def _shared_memory() -> Finding:
     return _free("shared memory", shutil.disk_usage(folder).free, GIB, remedy)
 
 
+def _open_ports() -> Finding:
+    """Whether runs of this machine listen where others can reach them."""
+    found = sorted({f"{one.address} port {one.port}" for one in listeners(processes_of_all_jobs()) if one.is_open})
+    text = f"a run listens on {', '.join(found)}" if found else "no run listens for other machines"
+    remedy = "end that run, and let a firewall admit the training hosts only: who reaches the port can disturb a run"
+    return judged(HERE, "open ports", not found, text, remedy, Verdict.WARN)
+
+
 def _free(name: str, size: int, wanted: int, remedy: str) -> Finding:
     return judged(HERE, name, size >= wanted, f"{size / GIB:.1f} GiB free", remedy, Verdict.WARN)
 
@@ -102,7 +112,7 @@ _PACKAGES = (
 _TOOLS = (
     ("git", "names the commit in results", "install git"),
     ("ssh", "connects to other hosts", "install an OpenSSH client"),
-    ("mpirun", "starts ranks by MPI", "install Open MPI; torchrun, which comes with torch, works without it"),
+    ("mpirun", "starts ranks by MPI", "install Open MPI; without --with mpirun no run needs it"),
     ("kubectl", "talks to Kubernetes", "install kubectl for launches on EKS"),
     ("helm", "installs charts", "install helm 3 for launches on EKS"),
     ("terraform", "creates the EKS cluster", "install terraform 1.5 or newer for `infra` on EKS"),

@@ -9,20 +9,15 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from maskfleet.errors import LaunchError
+from maskfleet.launch.servers.processes import POLL_S, server_ended, server_process, tensorboard_command
 from maskfleet.system.deploy_files import notebooks_path
 from maskfleet.system.kube.port_forward import bound_socket
-from maskfleet.system.process import Running, start
 from maskfleet.system.signals import interrupt_on_signals
-
-POLL_S = 0.2
-STOP_S = 10.0
-SHOWN_LINES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +38,10 @@ def servers_for(run_dir: Path, *, port: int, token: str | None = None) -> LocalS
     secret = token or secrets.token_urlsafe(24)
     here = "127.0.0.1"
     jupyter = (sys.executable, "-m", "jupyterlab", "--no-browser", f"--ServerApp.ip={here}", f"--ServerApp.port={port}")
-    board = ("-m", "tensorboard.main", "--logdir", str(run_dir), "--host", here, "--port", str(port + 1))
     as_root = ("--allow-root",) if os.geteuid() == 0 else ()
     return LocalServers(
         (*jupyter, "--ServerApp.port_retries=0", *as_root),
-        (sys.executable, *board),
+        tensorboard_command(run_dir, here, port + 1),
         f"http://{here}:{port}/lab?token={secret}",
         f"http://{here}:{port + 1}/",
         secret,
@@ -67,16 +61,14 @@ def serve(run_dir: Path, *, port: int, on_ready: Callable[[LocalServers], None])
         env = {**os.environ, "JUPYTER_TOKEN": servers.token, "LOGDIR": str(run_dir.resolve())}
         with (
             interrupt_on_signals(),
-            _child("JupyterLab", servers.jupyter, work, env, Path(logs)) as jupyter,
-            _child("TensorBoard", servers.tensorboard, work, env, Path(logs)) as board,
+            server_process("JupyterLab", servers.jupyter, work, env, Path(logs)) as jupyter,
+            server_process("TensorBoard", servers.tensorboard, work, env, Path(logs)) as board,
         ):
             on_ready(servers)
             while all(process.exit_code() is None for process in (jupyter, board)):
                 time.sleep(POLL_S)
             name, ended = ("JupyterLab", jupyter) if jupyter.exit_code() is not None else ("TensorBoard", board)
-            words = (Path(logs) / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
-            shown = "\n".join(line.replace(servers.token, "…") for line in words[-SHOWN_LINES:])
-            raise LaunchError(f"{name} ended with {ended.exit_code()}:\n{shown}", remedy="fix that, then try again")
+            raise server_ended(name, ended, Path(logs), hidden=servers.token)
 
 
 def copied_notebooks(run_dir: Path) -> Path:
@@ -87,13 +79,3 @@ def copied_notebooks(run_dir: Path) -> Path:
         if not (work / file.name).exists():
             shutil.copyfile(file, work / file.name)
     return work
-
-
-@contextmanager
-def _child(name: str, command: tuple[str, ...], cwd: Path, env: dict[str, str], logs: Path) -> Iterator[Running]:
-    # In its own session, so that Ctrl-C reaches only this process, which then stops both servers.
-    process = start(command, cwd=cwd, env=env, output=logs / f"{name}.log")
-    try:
-        yield process
-    finally:
-        process.stop(STOP_S)

@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,17 +21,18 @@ from maskfleet.config.run import RunConfig
 from maskfleet.errors import LaunchError
 from maskfleet.launch.backend import Backend
 from maskfleet.launch.files.transfer import Report, RunFiles, ignore
-from maskfleet.launch.findings import Finding
+from maskfleet.launch.findings import Finding, Verdict
 from maskfleet.launch.instances import INSTANCES, Instance
 from maskfleet.launch.job import JobHandle, JobSpec, JobState, JobStatus, Rendered, job_for
 from maskfleet.launch.ssh import environment
 from maskfleet.launch.ssh.connect import Ask, Connection, ask_on_terminal, connect
 from maskfleet.launch.ssh.doctor import examine_hosts
-from maskfleet.launch.ssh.files import remote_path, run_files
-from maskfleet.launch.ssh.hosts import hosts_of
-from maskfleet.launch.ssh.wheel import built_wheel
+from maskfleet.launch.ssh.files import launch_of, location_of, remote_path, run_files
+from maskfleet.launch.ssh.hosts import cluster_of
 from maskfleet.launch.supervise.job_files import LAUNCH, Job
 from maskfleet.launch.supervise.prepare import INCOMING, JOB_FILE
+from maskfleet.launch.supervise.status import tell_notes
+from maskfleet.launch.wheel import built_wheel
 from maskfleet.system.process import quoted, remote_line
 
 REMOTE = f"{LAUNCH}/remote"
@@ -50,16 +52,19 @@ class SshBackend(Backend):
         known: Mapping[str, Instance] = INSTANCES,
         ask: Ask = ask_on_terminal,
     ) -> None:
-        self._launch, self._ask = launch, ask
-        hosts = hosts_of(launch, known=known)
-        if nodes is not None and nodes > len(hosts):
-            raise LaunchError(f"--nodes {nodes}, but there are only {len(hosts)} hosts", remedy="name more hosts")
-        self.hosts = hosts[:nodes]
+        self._ask = ask
+        cluster = cluster_of(launch, known=known, nodes=nodes)
+        if nodes is not None and nodes > len(cluster.hosts):
+            raise LaunchError(
+                f"--nodes {nodes}, but there are only {len(cluster.hosts)} hosts", remedy="name more hosts"
+            )
+        self._cluster = replace(cluster, hosts=cluster.hosts[:nodes])
+        self._launch, self._routes, self.hosts = cluster.launch, cluster.routes, self._cluster.hosts
         self.slots = tuple(host.slots for host in self.hosts)
 
     @classmethod
     def for_handle(cls, handle: JobHandle) -> Self:
-        return cls(SshLaunch(hosts=tuple(handle.location.split(","))))
+        return cls(launch_of(handle))
 
     def job(self, run: RunConfig, *, name: str | None = None) -> JobSpec:
         launch = self._launch
@@ -79,7 +84,14 @@ class SshBackend(Backend):
             setup = [("ssh", first, "--", remote_line(make))]
         python = f"{folder.rstrip('/')}/bin/python"
         plan = Job(
-            job.name, launch.starter, tuple(self.hosts), job.min_nodes, job.max_restarts, launch.rendezvous_port, root
+            job.name,
+            launch.starter,
+            tuple(self.hosts),
+            job.min_nodes,
+            job.max_restarts,
+            launch.rendezvous_port or 0,
+            root,
+            hosts_command=launch.hosts_command or "",
         )
         files[f"{run_dir}/{RUN_FILE}{INCOMING}"] = job.run_yaml
         files[f"{run_dir}/{JOB_FILE}{INCOMING}"] = plan.to_json()
@@ -89,15 +101,29 @@ class SshBackend(Backend):
         check = remote_line([python, "-c", "import maskfleet.launch.supervise.supervisor, torch"])
         commands = [*setup, *(("ssh", host.address, "--", check) for host in self.hosts)]
         commands.append(("ssh", first, "--", remote_line(["sh", remote, "place"])))
-        for index, host in enumerate(self.hosts):
-            commands.append(("ssh", host.address, "--", remote_line(["sh", remote, "start", str(index)])))
+        for what in ("persist", "start") if launch.persist else ("start",):
+            for index, host in enumerate(self.hosts):
+                commands.append(("ssh", host.address, "--", remote_line(["sh", remote, what, str(index)])))
         return Rendered(job.name, files, tuple(commands), blobs)
 
     def submit(self, rendered: Rendered) -> JobHandle:
+        if self._launch.stack is not None:
+            self._check_hosts()
         asyncio.run(self._submit(rendered))
         run_dir = f"{self._launch.run_root.rstrip('/')}/runs/{rendered.name}"
         path = run_dir if run_dir.startswith("/") else f"/{run_dir}"
-        return JobHandle("ssh", ",".join(host.address for host in self.hosts), path)
+        return JobHandle("ssh", location_of(self._launch, self.hosts), path)
+
+    def _check_hosts(self) -> None:
+        """Run the doctor on nodes that a stack has just made; what it fails would fail the run."""
+        found = examine_hosts(self._cluster, ask=self._ask)
+        for one in found:
+            if one.verdict is Verdict.WARN:
+                logger.warning("%s: %s: %s", one.host, one.name, one.found)
+        failed = [one for one in found if one.verdict is Verdict.FAIL]
+        if failed:
+            texts = "".join(f"\n  {one.host}: {one.name}: {one.found}" for one in failed)
+            raise LaunchError(f"stack {self._launch.stack} cannot train yet:{texts}", remedy=failed[0].remedy)
 
     def status(self, handle: JobHandle) -> JobStatus:
         return asyncio.run(self._status(handle))
@@ -118,12 +144,12 @@ class SshBackend(Backend):
         return asyncio.run(self._query(handle, ["explain"]))
 
     def doctor(self, *, folder: Path, data: str | None) -> list[Finding]:
-        return examine_hosts(self._launch, data=data, ask=self._ask)
+        return examine_hosts(self._cluster, data=data, ask=self._ask)
 
     def files(
         self, handle: JobHandle, *, writable: bool = False, is_file: bool = False, report: Report = ignore
     ) -> AbstractContextManager[RunFiles]:
-        return nullcontext(run_files(handle))
+        return nullcontext(run_files(handle, self.hosts[0].address, self._routes))
 
     async def _submit(self, rendered: Rendered) -> None:
         async with self._all_hosts() as hosts:
@@ -135,7 +161,7 @@ class SshBackend(Backend):
             await self._check_shared(hosts, rendered)
             before, starts = rendered.commands[: -len(self.hosts)], rendered.commands[-len(self.hosts) :]
             for command in before:
-                await _run_on(hosts[command[1]], command[3], timeout_s=SETUP_S)
+                tell_notes(await _run_on(hosts[command[1]], command[3], timeout_s=SETUP_S))
             await _each(_run_on(hosts[command[1]], command[3]) for command in starts)
 
     async def _check_shared(self, hosts: dict[str, Connection], rendered: Rendered) -> None:
@@ -204,10 +230,11 @@ class SshBackend(Backend):
                 if status.state is not JobState.RUNNING:
                     continue
                 lost = [index for index, host in enumerate(status.hosts) if host.state == "lost"]
-                await _each(self._restart(handle, index) for index in lost)
+                addresses = self._addresses(status)
+                await _each(self._restart(handle, index, addresses[index]) for index in lost)
 
-    async def _restart(self, handle: JobHandle, index: int) -> None:
-        with closing(await self._connect(self.hosts[index].address)) as connection:
+    async def _restart(self, handle: JobHandle, index: int, address: str) -> None:
+        with closing(await self._connect(address)) as connection:
             await connection.run(_remote(handle, ["start", str(index)]))
 
     async def _cancel(self, handle: JobHandle) -> None:
@@ -215,8 +242,9 @@ class SshBackend(Backend):
             await self._query(handle, ["cancel"])
         except UnknownJobError:
             return
+        addresses = self._addresses(await self._status(handle))
         results = await asyncio.gather(
-            *(self._stop(handle, index) for index in range(len(self.hosts))), return_exceptions=True
+            *(self._stop(handle, index, address) for index, address in enumerate(addresses)), return_exceptions=True
         )
         for result in results:
             if isinstance(result, LaunchError):
@@ -224,8 +252,12 @@ class SshBackend(Backend):
             elif isinstance(result, BaseException):
                 raise result
 
-    async def _stop(self, handle: JobHandle, index: int) -> None:
-        with closing(await self._connect(self.hosts[index].address)) as connection:
+    def _addresses(self, status: JobStatus) -> list[str]:
+        """The addresses of the job's hosts, in their order; of a stack those in the job, which may be replaced ones."""
+        return [host.address for host in (status.hosts if self._launch.stack is not None else self.hosts)]
+
+    async def _stop(self, handle: JobHandle, index: int, address: str) -> None:
+        with closing(await self._connect(address)) as connection:
             done = await connection.run(_remote(handle, ["stop", str(index)]), timeout_s=150)
         if done.code != 0:
             raise LaunchError(
@@ -254,7 +286,8 @@ class SshBackend(Backend):
         raise AssertionError("a job has hosts")
 
     async def _connect(self, address: str) -> Connection:
-        return await connect(address, accept_new=self._launch.accept_new_host_keys, ask=self._ask)
+        accept_new = self._launch.accept_new_host_keys
+        return await connect(address, accept_new=accept_new, ask=self._ask, routes=self._routes)
 
 
 class UnknownJobError(LaunchError):
@@ -270,11 +303,12 @@ def _refuse_unknown(code: int, handle: JobHandle) -> None:
         raise UnknownJobError(f"there is no job {handle} on its hosts", remedy="check the handle and the hosts in it")
 
 
-async def _run_on(connection: Connection, line: str, *, timeout_s: float = 60) -> None:
+async def _run_on(connection: Connection, line: str, *, timeout_s: float = 60) -> str:
     done = await connection.run(line, timeout_s=timeout_s)
     if done.code != 0:
         output = (done.err.strip() or done.out.strip() or f"code {done.code}")[-2000:]
         raise LaunchError(f"host {connection.address} failed at `{line}`:\n{output}", remedy=_remedy(output))
+    return done.out
 
 
 def _remedy(output: str) -> str:

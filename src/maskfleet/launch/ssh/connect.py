@@ -6,17 +6,21 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import asyncssh
 
 from maskfleet.errors import LaunchError
-from maskfleet.launch.supervise.commands import address_parts
+from maskfleet.launch.address import address_parts
+from maskfleet.launch.ssh.route import DIRECT, Routes
 from maskfleet.system.process import Finished
 
 CONNECT_S = 15
+MAX_JUMPS = 5
+_SLOTS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 Ask = Callable[[str], bool]
 
 
@@ -31,9 +35,12 @@ def ask_on_terminal(question: str) -> bool:
 class Connection:
     """An open connection to one host."""
 
-    def __init__(self, address: str, connection: asyncssh.SSHClientConnection) -> None:
+    def __init__(
+        self, address: str, connection: asyncssh.SSHClientConnection, *, jump: Connection | None = None
+    ) -> None:
         self.address = address
         self.raw = connection
+        self._jump = jump
 
     async def run(self, line: str, *, timeout_s: float = 60) -> Finished:
         """Run `line` on the host and wait for it."""
@@ -82,26 +89,63 @@ class Connection:
 
     def close(self) -> None:
         self.raw.close()
+        if self._jump is not None:
+            self._jump.close()
 
 
-async def connect(address: str, *, accept_new: bool = False, ask: Ask = ask_on_terminal) -> Connection:
-    """A connection to `address`, which is `host`, `user@host` or `user@host:port` with host as in ~/.ssh/config."""
+async def connect(
+    address: str, *, accept_new: bool = False, ask: Ask = ask_on_terminal, routes: Routes = DIRECT
+) -> Connection:
+    """A connection to `address`, which is `host`, `user@host` or `user@host:port` with host as in ~/.ssh/config.
+
+    `routes` knows hosts that are reached through another one, or by Session Manager.
+    """
+    user, host, _ = address_parts(address)
+    jump_host = routes.jump_for(host)
+    if jump_host is None:
+        return await _connect_trusting(address, routes, None, accept_new=accept_new, ask=ask)
+    async with _jump_slots():
+        through = f"{user}@{jump_host}" if user else jump_host
+        jump = await _connect_trusting(through, routes, None, accept_new=accept_new, ask=ask)
+        try:
+            return await _connect_trusting(address, routes, jump, accept_new=accept_new, ask=ask)
+        except BaseException:
+            jump.close()
+            raise
+
+
+def _jump_slots() -> asyncio.Semaphore:
+    """Limits logins to a jump host: sshd refuses some of more than ten that begin at the same time."""
+    return _SLOTS.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_JUMPS))
+
+
+async def _connect_trusting(
+    address: str, routes: Routes, jump: Connection | None, *, accept_new: bool, ask: Ask
+) -> Connection:
+    """A connection; the key of a new host is learnt if the user accepts it."""
     try:
-        return await _connect(address)
+        return await _connect(address, routes, jump)
     except LaunchError as error:
         if not isinstance(error.__cause__, asyncssh.HostKeyNotVerifiable):
             raise
-        await _learn_key(address, accept_new=accept_new, ask=ask, reason=error.__cause__)
-    return await _connect(address)
+        options = _options(address, routes, jump)
+        await _learn_key(address, options, accept_new=accept_new, ask=ask, reason=error.__cause__)
+    return await _connect(address, routes, jump)
 
 
-async def _connect(address: str) -> Connection:
+def _options(address: str, routes: Routes, jump: Connection | None) -> dict[str, Any]:
+    """asyncssh's arguments for a connection to `address`."""
     user, host, port = address_parts(address)
-    given = {"username": user, "port": port}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    given = {"username": user, "port": port, "tunnel": jump.raw if jump is not None else None}
+    named = {name: value for name, value in given.items() if value is not None}
+    return {"host": routes.target(host), **named, **routes.options(host)}
+
+
+async def _connect(address: str, routes: Routes, jump: Connection | None) -> Connection:
+    options = _options(address, routes, jump)
     try:
         raw = await asyncio.wait_for(
-            asyncssh.connect(host, connect_timeout=CONNECT_S, login_timeout=CONNECT_S, keepalive_interval=5, **options),
+            asyncssh.connect(connect_timeout=CONNECT_S, login_timeout=CONNECT_S, keepalive_interval=5, **options),
             2 * CONNECT_S,
         )
     except asyncssh.HostKeyNotVerifiable as error:
@@ -115,28 +159,48 @@ async def _connect(address: str) -> Connection:
         ) from error
     except (asyncssh.Error, OSError, TimeoutError) as error:
         raise LaunchError(
-            f"host {address} cannot be reached: {_reason(error)}",
-            remedy="check that it is up, that its name and port are right, and that you are in its network",
+            f"host {address} cannot be reached{_by(options)}: {_reason(error)}", remedy=_reach_remedy(options)
         ) from error
-    return Connection(address, raw)
+    return Connection(address, raw, jump=jump)
 
 
-async def _learn_key(address: str, *, accept_new: bool, ask: Ask, reason: Exception) -> None:
-    """Add the key of a new host to the known hosts if the user accepts it; a changed key is an error."""
-    _, name, given_port = address_parts(address)
-    port_option: dict[str, Any] = {"port": given_port} if given_port else {}
+def _by(options: Mapping[str, Any]) -> str:
+    return (
+        " by Session Manager" if "proxy_command" in options else " through the head node" if "tunnel" in options else ""
+    )
+
+
+def _reach_remedy(options: Mapping[str, Any]) -> str:
+    if "proxy_command" in options:
+        return (
+            "install AWS's command line with its Session Manager plugin; `"
+            + " ".join(options["proxy_command"][:5])
+            + "` must open a shell on it"
+        )
+    return "check that it is up, that its name and port are right, and that you are in its network"
+
+
+async def _learn_key(address: str, way: Mapping[str, Any], *, accept_new: bool, ask: Ask, reason: Exception) -> None:
+    """Add the key of a new host to the known hosts if the user accepts it; a changed key is an error.
+
+    `way` are asyncssh's arguments for a connection to it.
+    """
+    asked = {name: value for name, value in way.items() if name in ("host", "port", "tunnel", "proxy_command")}
     folder = Path.home() / ".ssh"
     config, file = folder / "config", folder / "known_hosts"
     files = [str(config)] if config.exists() else []
-    options = asyncssh.SSHClientConnectionOptions(host=name, config=files, **port_option)
+    given = {name: value for name, value in way.items() if name in ("host", "port")}
+    options = asyncssh.SSHClientConnectionOptions(config=files, **given)
     host, port = options.host, options.port  # aliases of ~/.ssh/config resolved
+    if "host_key_alias" in way:
+        host, port = way["host_key_alias"], 22  # known by this name alone, whatever the port
     if _is_known(file, host, port):
         raise LaunchError(
             f"the key of host {address} is not the one it had before: {reason}",
             remedy=f"if the host was recreated, `ssh-keygen -R {host}`; if not, this may be a man-in-the-middle attack",
         ) from reason
     try:
-        key = await asyncssh.get_server_host_key(name, **port_option)
+        key = await asyncssh.get_server_host_key(**asked)
     except (asyncssh.Error, OSError) as error:
         raise LaunchError(
             f"host {address} cannot be reached, perhaps because of its jump host: {_reason(error)}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import ipaddress
 import json
 import secrets
 import time
@@ -13,11 +14,11 @@ from typing import Any, TypeVar
 
 from maskfleet.config.launch import SshLaunch
 from maskfleet.errors import LaunchError
+from maskfleet.launch.address import address_parts
 from maskfleet.launch.findings import Finding, Verdict, judged
 from maskfleet.launch.ssh import probe
 from maskfleet.launch.ssh.connect import Ask, Connection, ask_on_terminal, connect
-from maskfleet.launch.ssh.hosts import hosts_of
-from maskfleet.launch.supervise.commands import address_parts, bracketed
+from maskfleet.launch.ssh.hosts import Cluster
 from maskfleet.launch.supervise.job_files import Host
 from maskfleet.system.process import remote_line
 
@@ -25,6 +26,7 @@ GIB = 2**30
 MIN_PYTHON = (3, 11)
 SKEW_S = 2.0
 REDUCE_S = 40
+OPEN_PORT = "let a firewall or security group admit the training hosts only: who reaches these ports can disturb a run"
 T = TypeVar("T")
 
 
@@ -37,15 +39,16 @@ class Facts:
     skew_s: float
 
 
-def examine_hosts(launch: SshLaunch, *, data: str | None = None, ask: Ask = ask_on_terminal) -> list[Finding]:
-    """Check every host of `launch`, alone and together; `data` is the data folder on the hosts."""
-    return asyncio.run(_examine(launch, data, ask))
+def examine_hosts(cluster: Cluster, *, data: str | None = None, ask: Ask = ask_on_terminal) -> list[Finding]:
+    """Check every host of `cluster`, alone and together; `data` is the data folder on the hosts."""
+    return asyncio.run(_examine(cluster, data, ask))
 
 
-async def _examine(launch: SshLaunch, data: str | None, ask: Ask) -> list[Finding]:
-    hosts = hosts_of(launch)
+async def _examine(cluster: Cluster, data: str | None, ask: Ask) -> list[Finding]:
+    hosts, launch = cluster.hosts, cluster.launch
+    accept_new = launch.accept_new_host_keys
     opened = await asyncio.gather(
-        *(connect(host.address, accept_new=launch.accept_new_host_keys, ask=ask) for host in hosts),
+        *(connect(host.address, accept_new=accept_new, ask=ask, routes=cluster.routes) for host in hosts),
         return_exceptions=True,
     )
     findings, good = _sorted_out("login", hosts, opened, ok="key and host key accepted")
@@ -99,12 +102,16 @@ def judge_host(facts: Facts, *, needs_data: bool) -> list[Finding]:
     """Findings about one host."""
     name, report = facts.host.address, facts.report
     release = tuple(int(part) for part in report["python"].split(".")[:2])
+    is_open = [f"ranks listen on {one}" for one in report["open_sockets"]]
+    if ipaddress.ip_address(report["address"]).is_global:
+        is_open.append(f"ranks use {report['address']}, an address of the internet")
     rows: list[tuple[str, bool, Verdict, str, str]] = [
         ("python", release >= MIN_PYTHON, Verdict.FAIL, report["python"], "install Python 3.11 or newer there"),
         ("torch", report["torch"] is not None, Verdict.FAIL, str(report["torch"]), "pip install 'torch>=2.11' there"),
         ("clock", abs(facts.skew_s) < SKEW_S, Verdict.FAIL, f"{facts.skew_s:+.1f} s", "start an NTP client there"),
         ("port", report["port_free"], Verdict.WARN, "free" if report["port_free"] else "in use",
-         "end the earlier run, or choose another rendezvous_port"),
+         "end the earlier run, or leave out rendezvous_port to take a free one"),
+        ("open port", not is_open, Verdict.WARN, "; ".join(is_open) or "none", OPEN_PORT),
         ("reach", not report["unreachable"], Verdict.FAIL,
          f"does not reach {', '.join(report['unreachable'])}" if report["unreachable"] else "reaches all other hosts",
          "open all TCP ports between the hosts, and let their names resolve on each of them"),
@@ -187,12 +194,13 @@ async def _reduce(launch: SshLaunch, able: list[tuple[Host, Connection]], hosts:
     addresses = await asyncio.gather(
         *(_ask(launch, one, {"what": "address", "others": _others(hosts, host)}) for host, one in able)
     )
-    endpoint = f"{bracketed(addresses[0][0]['address'])}:{launch.rendezvous_port + 20}"
-    asked = {"what": "reduce", "nodes": len(able), "endpoint": endpoint, "timeout_s": REDUCE_S}
+    first_ranks = [sum(host.slots for host, _ in able[:index]) for index in range(len(able))]
+    world_size = sum(host.slots for host, _ in able)
+    asked = {"what": "reduce", "world_size": world_size, "store": addresses[0][0], "timeout_s": REDUCE_S}
     answers = await asyncio.gather(
         *(
-            _ask(launch, connection, asked | address | {"slots": host.slots, "is_host": index == 0})
-            for index, ((host, connection), (address, _)) in enumerate(zip(able, addresses, strict=True))
+            _ask(launch, connection, asked | address | {"slots": host.slots, "first_rank": first_rank})
+            for first_rank, (host, connection), (address, _) in zip(first_ranks, able, addresses, strict=True)
         )
     )
     said = [(host.address, answer) for (host, _), (answer, _) in zip(able, answers, strict=True)]

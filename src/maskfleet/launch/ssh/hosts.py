@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from maskfleet.config.base import replaced
 from maskfleet.config.launch import SshLaunch
 from maskfleet.errors import LaunchError
+from maskfleet.launch.address import FORMS, address_parts
 from maskfleet.launch.instances import INSTANCES, Instance, instance_named
-from maskfleet.launch.ssh.stack import hosts_of_stack
+from maskfleet.launch.ssh.route import DIRECT, Routes
+from maskfleet.launch.ssh.stack import StackHosts, hosts_of_stack, wait_for_hosts
 from maskfleet.launch.supervise.job_files import Host
 
-_ADDRESS = re.compile(r"(?:[A-Za-z0-9_.-]+@)?(?:[A-Za-z0-9_](?:[A-Za-z0-9_.-]*)|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?")
+# Fields of the launch section that outputs of our template set, unless the launch section does.
+_FROM_OUTPUTS = {"user": "LoginUser", "run_root": "RunRoot", "python": "Python"}
+HOSTS_COMMAND = "/usr/local/bin/cluster-hosts"  # on the nodes of our template
+logger = logging.getLogger("maskfleet")
 
 
-def hosts_of(launch: SshLaunch, *, known: Mapping[str, Instance] = INSTANCES) -> list[Host]:
-    """The hosts that `launch` names, from its list, its file or its stack."""
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The hosts of a launch, how they are reached, and the launch section with what their stack says."""
+
+    hosts: list[Host]
+    launch: SshLaunch
+    routes: Routes = DIRECT
+
+
+def cluster_of(launch: SshLaunch, *, known: Mapping[str, Instance] = INSTANCES, nodes: int | None = None) -> Cluster:
+    """The hosts that `launch` names, from its list, its file or its stack.
+
+    For a stack it waits until enough of them are healthy: `nodes`, else `min_nodes`, else all.
+    """
     default = instance_named(launch.instance, known).gpus if launch.instance is not None else 1
+    routes = DIRECT
     if launch.stack is not None:
-        hosts = hosts_of_stack(launch.stack, region=launch.region, known=known, default_slots=default)
+        found = _of_stack(launch, launch.stack, known, default, nodes or launch.min_nodes)
+        hosts, routes, launch = found.hosts, found.routes, _with_outputs(launch, found)
     elif launch.hosts_file is not None:
         hosts = read_hosts_file(Path(launch.hosts_file), default)
     else:
@@ -34,7 +56,31 @@ def hosts_of(launch: SshLaunch, *, known: Mapping[str, Instance] = INSTANCES) ->
         hosts = [
             Host(one.address if "@" in one.address else f"{launch.user}@{one.address}", one.slots) for one in hosts
         ]
-    return hosts
+    for host in hosts:
+        address_parts(host.address)  # names from a stack and `user` are checked here too
+    return Cluster(hosts, launch, routes)
+
+
+def _of_stack(
+    launch: SshLaunch, stack: str, known: Mapping[str, Instance], default: int, enough: int | None
+) -> StackHosts:
+    def look() -> StackHosts:
+        return hosts_of_stack(stack, region=launch.region, known=known, default_slots=default, enough=enough)
+
+    return wait_for_hosts(look, limit_s=launch.stack_wait_s, say=logger.warning)
+
+
+def _with_outputs(launch: SshLaunch, found: StackHosts) -> SshLaunch:
+    """`launch` with what our template says about its nodes; a field that was changed stays as it is."""
+    defaults, outputs = SshLaunch(), found.outputs
+    changes = {"region": found.region} | {
+        field: outputs[output]
+        for field, output in _FROM_OUTPUTS.items()
+        if output in outputs and getattr(launch, field) == getattr(defaults, field)
+    }
+    if "WorkerGroup" in outputs and launch.hosts_command is None:
+        changes["hosts_command"] = HOSTS_COMMAND
+    return replaced(launch, changes)
 
 
 def read_hosts_file(file: Path, default: int) -> list[Host]:
@@ -53,12 +99,16 @@ def read_hosts_file(file: Path, default: int) -> list[Host]:
 
 def parse_host(text: str, default: int, *, where: str) -> Host:
     """`host`, `host slots=8` or `host=8`; `user@` and `:port` may be part of it."""
-    match = re.fullmatch(r"(\S+?)(?:\s+slots=(\d+)|=(\d+))?", text)
-    if match is None or not _ADDRESS.fullmatch(match[1]):
+    match = re.fullmatch(r"(\S+?)(?:\s+slots=([0-9]{1,9})|=([0-9]{1,9}))?", text)
+    if match is None:
         raise LaunchError(
             f"{where}: {text!r} is not a host",
             remedy="write --hosts one,two=8, or in a file `host slots=8`, one per line",
         )
+    try:
+        address_parts(match[1])
+    except LaunchError as error:
+        raise LaunchError(f"{where}: {error.what}", remedy=FORMS) from error
     slots = int(match[2] or match[3] or default)
     if not 1 <= slots <= 1024:
         raise LaunchError(

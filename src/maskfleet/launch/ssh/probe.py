@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import ipaddress
 import json
 import os
 import platform
@@ -39,7 +40,9 @@ def facts(asked: dict[str, Any]) -> dict[str, Any]:
         "disk_free": shutil.disk_usage(root).free,
         "write_mib_per_s": _write_speed(root),
         "locks": takes_locks(root),
-        "port_free": _is_free(int(asked["port"])),
+        "address": _own_address(asked["others"]),
+        "open_sockets": _open_sockets(),
+        "port_free": asked["port"] is None or _is_free(int(asked["port"])),
         "unreachable": [name for name, port in asked["others"] if not _reaches(name, int(port))],
         "data": _manifest(Path(os.path.expanduser(asked["data"]))) if asked.get("data") else None,  # noqa: PTH111
     }
@@ -56,23 +59,37 @@ def token(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def reduce_over(asked: dict[str, Any]) -> dict[str, Any]:
-    """Run this host's ranks of an all-reduce under torchrun; returns what its first rank measured."""
-    argv = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={asked['nodes']}"]
-    argv += [f"--nproc-per-node={asked['slots']}", "--rdzv-backend=c10d", "--rdzv-id=doctor", "--max-restarts=0"]
-    argv += [f"--rdzv-endpoint={asked['endpoint']}", f"--local-addr={asked['address']}"]
-    argv.append(f"--rdzv-conf=is_host={str(asked['is_host']).lower()},join_timeout={asked['timeout_s']}")
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    """Run this host's ranks of an all-reduce; returns what the first rank of all measured."""
     interface = _interface(asked["address"])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(asked["world_size"])}
     if interface:
         env = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface, **env}
-    argv += [__file__, json.dumps({"what": "rank"})]
+    argv = [sys.executable, __file__, json.dumps({"what": "rank", **asked["store"]})]
+    ranks = [
+        subprocess.Popen(
+            argv,
+            env={**env, "RANK": str(asked["first_rank"] + local), "LOCAL_RANK": str(local)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for local in range(asked["slots"])
+    ]
+    deadline, measured, error = time.monotonic() + asked["timeout_s"], [], ""
     try:
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=asked["timeout_s"])
+        for one in ranks:
+            out, err = one.communicate(timeout=max(1.0, deadline - time.monotonic()))
+            measured += [line for line in out.splitlines() if line.startswith("{")]
+            if one.returncode != 0:
+                error = error or (err.strip().splitlines() or ["no output"])[-1]
     except subprocess.TimeoutExpired:
-        return {"error": f"no answer within {asked['timeout_s']} s"}
-    measured = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode != 0:
-        return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1]}
+        error = f"no answer within {asked['timeout_s']} s"
+    finally:
+        for one in ranks:
+            one.kill()
+            one.communicate()
+    if error:
+        return {"error": error}
     return json.loads(measured[0]) if measured else {}
 
 
@@ -82,36 +99,78 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
 
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
 
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=datetime.timedelta(seconds=30))
+    number, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    listening = socket.create_server((asked["address"], asked["port"])).detach() if number == 0 else None
+    store = TCPStore(
+        asked["address"],
+        asked["port"],
+        is_master=number == 0,
+        timeout=datetime.timedelta(seconds=30),
+        wait_for_workers=False,
+        master_listen_fd=listening,
+    )
+    timeout = datetime.timedelta(seconds=30)
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=number, world_size=ranks, timeout=timeout)
     ones = torch.ones((256 if on_gpu else 8) * MIB // 4, device=device)
     dist.all_reduce(ones)
-    right = bool((ones == dist.get_world_size()).all())
+    right = bool((ones == ranks).all())
     started_at = time.monotonic()
     for _ in range(3):
         dist.all_reduce(ones)
     float(ones[0])  # waits for the device
     seconds = (time.monotonic() - started_at) / 3
-    ranks = dist.get_world_size()
     moved = 2 * (ranks - 1) / ranks * ones.numel() * 4  # bytes that each rank must send
     dist.destroy_process_group()
     return {"ranks": ranks, "right": right, "gb_per_s": moved / seconds / 1e9}
 
 
 def own_address(asked: dict[str, Any]) -> dict[str, Any]:
-    """The address at which the other hosts reach this one: the source of its route to them."""
-    for name, _ in asked["others"]:
+    """The address at which the other hosts reach this one, the source of its route to them, and a free port there."""
+    address = _own_address(asked["others"])
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.bind((address, 0))
+        return {"address": address, "port": probe.getsockname()[1]}
+
+
+def _own_address(others: list[tuple[str, int]]) -> str:
+    for name, _ in others:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
                 probe.connect((name, 9))
             except OSError:
                 continue  # the name of the next one may resolve
-            return {"address": probe.getsockname()[0]}
-    return {"address": "127.0.0.1"}
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def _open_sockets() -> list[str]:
+    """Listening sockets of runs on this host that are on all interfaces, or on an address of the internet."""
+    sockets = {}
+    for table in ("tcp", "tcp6"):
+        path = Path("/proc/net") / table
+        for fields in (line.split() for line in path.read_text().splitlines()[1:] if path.exists()):
+            if fields[3] == "0A":  # listening
+                sockets[f"socket:[{fields[9]}]"] = fields[1].partition(":")[::2]
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"\0MASKFLEET_JOB=" not in b"\0" + (process / "environ").read_bytes():
+                continue
+            targets = [os.readlink(link) for link in (process / "fd").iterdir()]  # noqa: PTH115 - not a path
+        except OSError:
+            continue  # it has exited, or belongs to another user
+        for text, port in (sockets[target] for target in targets if target in sockets):
+            words = [int(text[start : start + 8], 16).to_bytes(4, sys.byteorder) for start in range(0, len(text), 8)]
+            address = ipaddress.ip_address(b"".join(words))
+            if address.is_unspecified or address.is_global:
+                found.add(f"{address} port {int(port, 16)}")
+    return sorted(found)
 
 
 def _interface(address: str) -> str | None:

@@ -1,1 +1,1 @@
-"""One supervisor per host: keeps torchrun or mpirun alive and notices lost hosts."""
+"""One supervisor per host: keeps its ranks alive and notices lost hosts."""

@@ -8,8 +8,9 @@ from pathlib import Path
 from maskfleet.config.load import RUN_FILE, load, write_run_file
 from maskfleet.errors import LaunchError
 from maskfleet.launch.job import JobState
-from maskfleet.launch.supervise.job_files import LAUNCH
-from maskfleet.launch.supervise.status import status_of, wait_until_closed
+from maskfleet.launch.supervise.job_files import LAUNCH, JobFolder
+from maskfleet.launch.supervise.membership import remove_exits
+from maskfleet.launch.supervise.status import wait_until_closed
 from maskfleet.system.files import write_atomically
 
 JOB_FILE = f"{LAUNCH}/job.json"
@@ -18,8 +19,7 @@ INCOMING = ".incoming"  # suffix of files that were sent and not installed yet
 
 def refuse_running(run_dir: Path) -> None:
     """Raise if the job is running; a job that is just ending gets time to end."""
-    wait_until_closed(run_dir)
-    status = status_of(run_dir)
+    status = wait_until_closed(run_dir)
     if status.state in (JobState.RUNNING, JobState.PENDING):
         raise LaunchError(
             f"{run_dir} is {status.state} already",
@@ -46,6 +46,7 @@ def write_job_files(run_dir: Path, files: Mapping[str, str]) -> None:
         (run_dir / LAUNCH / stale).unlink(missing_ok=True)
     for heartbeat in (run_dir / LAUNCH).glob("host-*/beat.json"):
         heartbeat.unlink()
+    remove_exits(JobFolder(run_dir))
 
 
 def install_incoming_files(run_dir: Path) -> None:

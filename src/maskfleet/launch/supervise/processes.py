@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 JOB_VARIABLE = "MASKFLEET_JOB"
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def job_id(run_dir: Path) -> str:
@@ -20,17 +19,18 @@ def job_id(run_dir: Path) -> str:
 def processes_of(job: str) -> list[int]:
     """Ids of the processes of the job, except this one and its parents."""
     wanted = f"{JOB_VARIABLE}={job}".encode()
+    return [pid for pid, variables in _environments() if wanted in variables]
+
+
+def processes_of_all_jobs() -> list[int]:
+    """Ids of the processes of every job on this host."""
+    return [pid for pid, names in _environments() if any(one.startswith(f"{JOB_VARIABLE}=".encode()) for one in names)]
+
+
+def _environments() -> list[tuple[int, list[bytes]]]:
     mine = _ancestry()
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and int(folder.name) not in mine and wanted in _environment(folder).split(b"\0"):
-            found.append(int(folder.name))
-    return sorted(found)
-
-
-def ranks_of(pids: list[int]) -> list[int]:
-    """Those of `pids` that are ranks, by torchrun's or mpirun's own variables."""
-    return [pid for pid in pids if _is_rank(_environment(Path("/proc") / str(pid)))]
+    pids = sorted(int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit())
+    return [(pid, _environment(Path("/proc") / str(pid)).split(b"\0")) for pid in pids if pid not in mine]
 
 
 def wrappers_of(pids: list[int]) -> list[int]:
@@ -40,16 +40,6 @@ def wrappers_of(pids: list[int]) -> list[int]:
         for pid in pids
         if b"maskfleet.launch.supervise.rank" in _read(Path("/proc") / str(pid) / "cmdline").split(b"\0")
     ]
-
-
-def age_s(pid: int) -> float | None:
-    """Seconds since the process started; None once it has exited."""
-    try:
-        fields = (Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return uptime - int(fields[19]) / _TICKS
 
 
 def send_signal(pids: list[int], number: signal.Signals = signal.SIGKILL) -> None:
@@ -70,11 +60,6 @@ def kill_all(job: str, *, grace_s: float = 10) -> list[int]:
         send_signal(left)
         time.sleep(0.05)
     return []
-
-
-def _is_rank(environment: bytes) -> bool:
-    names = {entry.partition(b"=")[0] for entry in environment.split(b"\0")}
-    return b"LOCAL_RANK" in names or b"OMPI_COMM_WORLD_RANK" in names
 
 
 def _environment(folder: Path) -> bytes:

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from maskfleet.launch.supervise.commands import bare_address, environment, local_address, train_command
+from maskfleet.launch.address import bare_address
+from maskfleet.launch.supervise.commands import STOPPED, environment, local_address, train_command
 from maskfleet.launch.supervise.job_files import Job, JobFolder
 from maskfleet.system.process import shell_code, start
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
-STOPPED = "stopped"  # file in the host's folder: a rank got a stop request, and saved
 
 
 def own_index(job: Job) -> int:
@@ -42,7 +42,7 @@ def main() -> int:
         [sys.executable, *train_command(run_dir)],
         env=environment(job, run_dir, index, os.environ),
         output="inherit",
-        new_session=False,
+        lifetime="session",
     )
 
     def forward(number: int, frame: FrameType | None) -> None:

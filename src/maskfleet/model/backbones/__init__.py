@@ -12,7 +12,7 @@ NUM_STAGES = 4
 
 
 class RegionStage(Protocol):
-    """The last stage of a backbone, which C4 runs on every region; an nn.Module."""
+    """A stage of a backbone; C4 runs one on every region. An nn.Module."""
 
     channels: int  # of its output
 
@@ -28,6 +28,13 @@ class Backbone(Protocol):
 
     def __call__(self, pixels: Tensor, canvas: Canvas) -> list[Tensor]:
         """The map [B, C, h, w] of each stage for normalised `pixels` [B, 3, H, W]."""
+
+    @property
+    def last_stage(self) -> RegionStage:
+        """The stage of the last map; its weights are most of the backbone's."""
+
+    def early_maps(self, pixels: Tensor, canvas: Canvas) -> list[Tensor]:
+        """The maps of all stages but the last one."""
 
     def region_stage(self) -> RegionStage:
         """A new module: the stage after the last one here."""

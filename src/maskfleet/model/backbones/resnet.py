@@ -13,10 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskfleet.config.model import BackboneConfig
+from maskfleet.model.backbones import NUM_STAGES
 from maskfleet.model.canvas import Area, Canvas
 from maskfleet.model.initial import fan_out, fill_normal
-from maskfleet.model.norm import Conv, ConvNorm, make_norm
-from maskfleet.ops.conv import conv7_by_blocks, fuses
+from maskfleet.model.norm import Conv, ConvNorm, GroupNorm, make_norm
+from maskfleet.ops.layers.conv import conv7_by_blocks, fuses
+from maskfleet.ops.layers.conv_sum import adds_in_place, sum_of
+from maskfleet.ops.layers.max_pool import max_pool
 
 EXPANSION = 4  # outputs of a block, as a multiple of its inner channels
 STEM_STRIDE = 4
@@ -47,17 +50,38 @@ class ResNet(nn.Module):
         """A new group, the one after the last here."""
         return Group(self.config, len(self.channels))
 
+    @property
+    def last_stage(self) -> Group:
+        return self.group(len(self.channels) - 1)
+
     def forward(self, pixels: Tensor, canvas: Canvas) -> list[Tensor]:
         """Features of normalised `pixels` [B, 3, H, W] after each group -> [B, C, h, w] at strides 4, 8, 16, (32).
 
         Values outside an image's own canvas are undefined.
         """
-        features = self.stem(pixels, canvas)
+        early = self._early_maps(pixels, canvas, readers_of_last=self._readers)
+        before, after = (canvas.areas[stride] for stride in self.strides[-2:])
+        last = self.last_stage.shared(early[-1], before, after, readers=1)
+        return [features[-1] for features in (*early, last)]
+
+    def early_maps(self, pixels: Tensor, canvas: Canvas) -> list[Tensor]:
+        """`forward` without the last group."""
+        return [features[-1] for features in self._early_maps(pixels, canvas, readers_of_last=1)]
+
+    @property
+    def _readers(self) -> int:
+        """How many layers read the map of a group: two of the next group, and the pyramid, which C4 does not have."""
+        return 3 if len(self.channels) == NUM_STAGES else 2
+
+    def _early_maps(self, pixels: Tensor, canvas: Canvas, *, readers_of_last: int) -> list[tuple[Tensor, ...]]:
+        """The maps of all groups but the last one, each as often as layers read it: see `Group.shared`."""
+        features: tuple[Tensor, ...] = (self.stem(pixels, canvas),)
         outputs = []
         before = canvas.areas[STEM_STRIDE]
-        for number, stride in enumerate(self.strides):
+        for number, stride in enumerate(self.strides[:-1]):
             after = canvas.areas[stride]
-            features = self.group(number)(features, before, after)
+            readers = self._readers if number < len(self.strides) - 2 else readers_of_last
+            features = self.group(number).shared(features, before, after, readers=readers)
             outputs.append(features)
             before = after
         return outputs
@@ -77,15 +101,29 @@ class Stem(nn.Module):
         """Features [B, C, H/4, W/4] of `pixels` [B, 3, H, W], which are 0 outside each image."""
         area = canvas.areas[2]
         layer = ConvNorm(self.conv, self.norm)
-        if pixels.is_cuda and self.conv.pads_evenly(pixels) and layer.folds(area):
+        by_blocks = pixels.is_cuda and self.conv.pads_evenly(pixels)
+        if by_blocks and layer.folds(area) and adds_in_place(pixels):
+            kernel, bias = layer.folded()
+            return pooled_with_bias_and_relu(conv7_by_blocks(pixels, kernel, None), bias)
+        if by_blocks and layer.folds(area):
             features = F.relu_(conv7_by_blocks(pixels, *layer.folded()))
+        elif by_blocks and isinstance(self.norm, GroupNorm):
+            features = self.norm(conv7_by_blocks(pixels, self.conv.weight, None), area, relu=True)
         else:
             features = layer(pixels, area, relu=True)
-        height, width = features.shape[2] // 2, features.shape[3] // 2
+        # Features are not negative, so TensorPack's padding, zeros, gives the same maxima.
         if self.conv.tf_pad:
-            return F.max_pool2d(F.pad(area.cut(features), (0, 1, 0, 1)), 3, stride=2)
-        # Features are not negative, so torch's padding (minus infinity) and TensorPack's (zero) give the same maximum.
-        return F.max_pool2d(features, 3, stride=2, padding=1)[:, :, :height, :width]
+            return max_pool(area.cut(features), pads_first=False)
+        return max_pool(features, pads_first=True)
+
+
+def pooled_with_bias_and_relu(features: Tensor, bias: Tensor) -> Tensor:
+    """Maxima of `features` [B, C, h, w] plus `bias` [C] after ReLU, in 3 x 3 pixels -> [B, C, h / 2, w / 2].
+
+    Both keep the order of values, so the maximum comes first, and they change a quarter of the pixels. Rounding keeps
+    it too: the result is the same to the last bit.
+    """
+    return sum_of(max_pool(features, pads_first=True), bias, relu=True)
 
 
 class Group(nn.ModuleList):
@@ -106,8 +144,16 @@ class Group(nn.ModuleList):
 
     def forward(self, features: Tensor, before: Area, after: Area) -> Tensor:
         """Features [n, C, h, w] in area `before` -> [n, C', h', w'] in area `after`."""
-        for block in self:
-            features = block(features, before, after)
+        return self.shared((features,), before, after, readers=1)[0]
+
+    def shared(self, features: tuple[Tensor, ...], before: Area, after: Area, *, readers: int) -> tuple[Tensor, ...]:
+        """The result once for each of its `readers`; `features` once for each of theirs, or only once.
+
+        Where the tensors of a tuple share memory, one pass of the backward computation adds up their gradients.
+        """
+        for number, block in enumerate(self):
+            within = 2 if number < len(self) - 1 else readers  # the next block has two
+            features = cast(Bottleneck, block).shared(features, before, after, readers=within)
             before = after
         return features
 
@@ -134,17 +180,23 @@ class Bottleneck(nn.Module):
 
     def forward(self, features: Tensor, before: Area, after: Area) -> Tensor:
         """Features [n, C, h, w] in area `before` -> [n, C', h', w'] in area `after`."""
+        return self.shared((features,), before, after, readers=1)[0]
+
+    def shared(self, features: tuple[Tensor, ...], before: Area, after: Area, *, readers: int) -> tuple[Tensor, ...]:
+        """As `Group.shared`. The first of the `features` is for the convolutions, the second for the shortcut."""
+        to_convs, to_shortcut = features[0], features[min(1, len(features) - 1)]
         between = after if self.strides_first else before
-        inner = ConvNorm(self.conv1, self.norm1)(features, between, relu=True, mask=self.conv2.reads_outside)
+        inner = ConvNorm(self.conv1, self.norm1)(to_convs, between, relu=True, mask=self.conv2.reads_outside)
         inner = ConvNorm(self.conv2, self.norm2)(inner, after, relu=True)
-        residual, bias = features, None
+        residual, bias = to_shortcut, None
         if self.shortcut is not None:
             shortcut = ConvNorm(self.shortcut.conv, self.shortcut.norm)
             if fuses(inner):
-                residual, bias = shortcut.without_bias(features, after)
+                residual, bias = shortcut.without_bias(to_shortcut, after)
             else:
-                residual = shortcut(features, after)
-        return ConvNorm(self.conv3, self.norm3)(inner, after, residual=residual, extra_bias=bias, relu=True)
+                residual = shortcut(to_shortcut, after)
+        last = ConvNorm(self.conv3, self.norm3)
+        return last.shared(inner, after, residual=residual, extra_bias=bias, relu=True, readers=readers)
 
 
 class Shortcut(nn.Module):

@@ -13,11 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskfleet.config.model import ModelConfig
-from maskfleet.model.features import Features, crop
-from maskfleet.model.heads.layers import BoxOutputs, box_output_layers, box_outputs, mask_output_layers, mask_outputs
+from maskfleet.model.features import Features, crop, joint_crops
+from maskfleet.model.heads.layers import (
+    BoxOutputs,
+    box_output_layers,
+    box_outputs,
+    flat_linear,
+    mask_output_layers,
+    mask_outputs,
+)
 from maskfleet.model.initial import fan_in, fan_out, fill_normal
 from maskfleet.model.norm import GroupNorm
-from maskfleet.ops.conv import conv_relu
+from maskfleet.ops.layers.conv import conv_relu
 
 BOX_RESOLUTION = 7
 MASK_RESOLUTION = 14
@@ -54,9 +61,10 @@ class FpnBoxHead(nn.Module):
     def hidden(self, region_features: Tensor) -> Tensor:
         """Crops [n, C, 7, 7] -> [n, width], the input of the output layers."""
         if self.kind == "2fc":
-            return F.relu_(self.fc7(F.relu_(self.fc6(region_features.flatten(1)))))
+            flat = flat_linear(region_features, self.fc6, channels_last=region_features.is_cuda)
+            return F.relu_(self.fc7(F.relu_(flat)))
         convolved = run_convs(self, region_features, has_norm=self.kind == "4conv1fc_gn")
-        return F.relu_(self.fc(convolved.flatten(1)))
+        return F.relu_(flat_linear(convolved, self.fc, channels_last=convolved.is_cuda))
 
     def forward(self, region_features: Tensor) -> BoxOutputs:
         return box_outputs(self.hidden(region_features), self.class_logits, self.box_deltas)
@@ -84,6 +92,21 @@ class FpnMaskHead(nn.Module):
         return mask_outputs(convolved, labels, self.deconv, self.logits)
 
 
+def joint_region_features(
+    box_head: FpnBoxHead, mask_head: FpnMaskHead, features: Features, *, boxes: Tensor, mask_boxes: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`region_features` of `box_head` inside `boxes` and of `mask_head` inside `mask_boxes`, both [B, K, 4].
+
+    On a GPU the backward pass is faster than that of two calls: it clears, fills and reads one sum per cell.
+    """
+    assert not box_head.cascade, "the gradient of a cascade's crops is scaled"
+    aws = box_head.roi_align == "aws"
+    of_boxes, of_masks = joint_crops(
+        features, (boxes, mask_boxes), resolutions=(BOX_RESOLUTION, MASK_RESOLUTION), aws=aws
+    )
+    return of_boxes, of_masks
+
+
 def add_convs(head: nn.Module, inputs: int, channels: int, *, has_norm: bool) -> None:
     """Give `head` the layers conv0..conv3 (and norm0..norm3) that `run_convs` runs."""
     for number in range(NUM_CONVS):
@@ -100,7 +123,7 @@ def run_convs(head: nn.Module, crops: Tensor, *, has_norm: bool) -> Tensor:
     for number in range(NUM_CONVS):
         conv = cast(nn.Conv2d, getattr(head, f"conv{number}"))
         assert conv.bias is not None
-        crops = conv_relu(crops, conv.weight, conv.bias, padding=1)
+        crops = conv_relu(crops, conv.weight, conv.bias)
         if has_norm:
             crops = cast(GroupNorm, getattr(head, f"norm{number}"))(crops)
     return crops

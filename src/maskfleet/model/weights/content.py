@@ -15,15 +15,17 @@ from maskfleet.errors import WeightsError
 from maskfleet.model.heads.fpn import BOX_RESOLUTION
 from maskfleet.model.weights import tensorpack, torchvision
 from maskfleet.model.weights.files import WeightsFile
+from maskfleet.model.weights.foreign import detectron2
 from maskfleet.model.weights.guess import OUR_NAME, Dialect, dialect_of, guess_config
 from maskfleet.model.weights.shapes import Scope
 
-Source = Literal["auto", "tensorpack", "aws", "torchvision", "maskfleet"]
+Source = Literal["auto", "tensorpack", "aws", "torchvision", "detectron2", "maskfleet"]
 
 KINDS: dict[Source, str] = {
     "tensorpack": "TensorPack",
     "aws": "AWS Samples",
     "torchvision": "torchvision",
+    "detectron2": "Detectron2",
     "maskfleet": "maskfleet",
 }
 AWS_SETTINGS = {
@@ -61,6 +63,8 @@ def file_content(file: WeightsFile, *, source: Source = "auto", num_categories: 
             _to_our_layout(content)
         case "torchvision":
             content.notes.extend(torchvision.to_our_terms(content.tensors, num_categories=num_categories))
+        case "detectron2":
+            content.notes.extend(detectron2.to_our_terms(content.tensors, file.tensors, file.author))
     return content
 
 
@@ -70,6 +74,8 @@ def file_config(file: WeightsFile, *, source: Source = "auto", legacy_2018: bool
     if config is None:
         return None
     settings = (AWS_SETTINGS if source == "aws" else {}) | (LEGACY_SETTINGS if legacy_2018 else {})
+    if _is_msra(file):
+        settings |= detectron2.MSRA_SETTINGS
     return replaced(config, settings)
 
 
@@ -80,6 +86,11 @@ def advice(file: WeightsFile, content: Content, config: ModelConfig, scope: Scop
             f"{file.path.name} is named like TensorPack's weights of 2018, whose anchors were rounded: "
             "set model.rpn.legacy_anchors=true and model.box_head.box_loss=huber (or --legacy-2018)"
         )
+    if _is_msra(file) and not config.backbone.stride_1x1:
+        yield (
+            "Detectron2's network has the strides in the first 1x1 convolutions of its groups: "
+            "set model.backbone.stride_1x1=true"
+        )
     usual = ModelConfig()
     same = (config.pixel_mean_rgb, config.pixel_std_rgb) == (usual.pixel_mean_rgb, usual.pixel_std_rgb)
     if not same and content.source != "maskfleet":
@@ -89,13 +100,20 @@ def advice(file: WeightsFile, content: Content, config: ModelConfig, scope: Scop
         )
 
 
+def _is_msra(file: WeightsFile) -> bool:
+    is_detectron2 = file.config is None and dialect_of(file.tensors) == "detectron2"
+    return is_detectron2 and detectron2.starts_from_msra(file.tensors, file.author)
+
+
 def _checked_dialect(file: WeightsFile, source: Source) -> Dialect:
-    dialect = "maskfleet" if file.config is not None else dialect_of(file.tensors)
+    is_ours = file.config is not None and file.container == "safetensors"  # an .npz of ours has TensorPack's names
+    dialect = "maskfleet" if is_ours else dialect_of(file.tensors)
     if dialect is None:
         example = ", ".join(sorted(file.tensors)[:3]) or "nothing"
         raise WeightsError(
             f"{file.path} holds tensors of a network we do not know ({example}, …)",
-            remedy="give TensorPack, AWS Samples, torchvision (resnet50, maskrcnn_resnet50_fpn) or maskfleet weights",
+            remedy="give TensorPack, AWS Samples, torchvision (resnet50, maskrcnn_resnet50_fpn), Detectron2 or "
+            "maskfleet weights",
         )
     expected = "tensorpack" if source == "aws" else source
     if expected not in ("auto", dialect):
@@ -134,6 +152,8 @@ def _ignored_reason(file_name: str, dialect: Dialect) -> str | None:
             return tensorpack.ignored_reason(file_name)
         case "torchvision":
             return torchvision.ignored_reason(file_name)
+        case "detectron2":
+            return detectron2.ignored_reason(file_name)
         case "maskfleet":
             return None
 

@@ -8,8 +8,9 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
-from pickle import UnpicklingError  # only the exception: nothing here unpickles
+from pickle import UnpicklingError  # only the exception: see foreign/pickles.py for what is unpickled
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
@@ -18,19 +19,53 @@ from safetensors import safe_open
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
+from maskfleet.config.base import replaced
 from maskfleet.config.model import ModelConfig
+from maskfleet.config.run import RunConfig
 from maskfleet.errors import WeightsError
+from maskfleet.model.weights.archives import check_npz, check_safetensors, check_zip
+from maskfleet.model.weights.foreign.pickles import TORCH_MAGIC, arrays_in, read_pickle
 from maskfleet.model.weights.shapes import Scope, expected_shapes, scope_of
 from maskfleet.model.weights.tensorpack import RowOrder, npz_arrays
 from maskfleet.system.files import replacing
 
-Container = Literal["npz", "pth", "safetensors"]
+Container = Literal["npz", "pth", "pkl", "safetensors"]
 
 FORMAT_VERSION = 1
 _METADATA_KEY = "maskfleet"
 _MAX_HEADER = 100_000_000  # bytes, safetensors' own limit
-_KNOWN = "a TensorPack .npz, a torchvision .pth or a maskfleet .safetensors"
+_KNOWN = "a TensorPack .npz, a torchvision .pth, a Detectron2 .pkl or a maskfleet .safetensors"
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
+
+
+DETECTION_FIELDS = ("data.test_short_edge_px", "eval.accurate_paste", "eval.show_score_threshold")
+"""Fields outside of `model` that decide what is found in an image and which of it is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What a detector's labels mean, and how it is used: what a weights file says beside the network."""
+
+    names: Sequence[str] = ()  # by label, without background
+    ids: Sequence[int] = ()  # category ids of the annotation file, by label
+    settings: Mapping[str, Any] = field(default_factory=dict)  # values of DETECTION_FIELDS
+
+    def of(self, num_categories: int | None) -> Labels:
+        """These for a model of `num_categories`: names and ids only if there are as many."""
+        names = self.names if len(self.names) == num_categories else ()
+        return Labels(names, self.ids if len(self.ids) == num_categories else (), self.settings)
+
+    def as_json(self, config: ModelConfig) -> str:
+        """This and `config` as the JSON inside of a weights file."""
+        for what, given in (("names", self.names), ("ids", self.ids)):
+            if given and len(given) != config.num_categories:
+                raise WeightsError(
+                    f"{len(given)} category {what} were given for a model of {config.num_categories} classes",
+                    remedy="give one per class, without background, in the order of the labels",
+                )
+        about: dict[str, Any] = {"format": FORMAT_VERSION, "model": config.model_dump(mode="json")}
+        about |= {"categories": list(self.names), "category_ids": list(self.ids), "run": dict(self.settings)}
+        return json.dumps(about)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +76,15 @@ class WeightsFile:
     container: Container
     tensors: dict[str, Tensor]
     ignored: dict[str, str] = field(default_factory=dict)  # entry -> why it is no tensor of ours
-    config: ModelConfig | None = None  # only our own files know it
-    categories: tuple[str, ...] = ()
+    config: ModelConfig | None = None  # only files that maskfleet wrote know it
+    labels: Labels = field(default_factory=Labels)
+    author: str = ""  # who converted it, where a file says so
+
+
+def labels_of(run: RunConfig, categories: Sequence[tuple[int, str]]) -> Labels:
+    """The labels of a run with the ids and names of its `categories`."""
+    settings = {name: attrgetter(name)(run) for name in DETECTION_FIELDS}
+    return Labels([name for _, name in categories], [number for number, _ in categories], settings)
 
 
 def read_file(path: Path) -> WeightsFile:
@@ -52,31 +94,38 @@ def read_file(path: Path) -> WeightsFile:
             return _read_npz(path)
         case "pth":
             return _read_pth(path)
+        case "pkl":
+            return _read_pkl(path)
         case "safetensors":
             return _read_safetensors(path)
 
 
-def save_weights(path: Path, state: Mapping[str, Tensor], config: ModelConfig, categories: Sequence[str] = ()) -> None:
+def save_weights(path: Path, state: Mapping[str, Tensor], config: ModelConfig, labels: Labels | None = None) -> None:
     """Write our own format, with the configuration inside; the ResNet alone if the number of classes is unknown."""
     scope = _check_state(state, config)
-    if categories and len(categories) != config.num_categories:
-        raise WeightsError(
-            f"{len(categories)} category names were given for a model of {config.num_categories} classes",
-            remedy="give one name per class, without background, in the order of the labels",
-        )
-    about = {"format": FORMAT_VERSION, "model": config.model_dump(mode="json"), "categories": list(categories)}
     # One entry, because safetensors writes several in random order and equal weights would make unequal files.
-    metadata = {_METADATA_KEY: json.dumps(about)}
+    metadata = {_METADATA_KEY: (labels or Labels()).as_json(config)}
     tensors = {name: state[name].detach().cpu().contiguous() for name in expected_shapes(config, scope)}
     # As bytes, because safetensors' own writing makes files that nobody else may read.
     _replace_file(path, lambda out: out.write(safetensors_bytes(tensors, metadata)))
 
 
 def save_tensorpack(
-    path: Path, state: Mapping[str, Tensor], config: ModelConfig, *, rows: RowOrder = "tensorpack"
+    path: Path,
+    state: Mapping[str, Tensor],
+    config: ModelConfig,
+    labels: Labels | None = None,
+    *,
+    rows: RowOrder = "tensorpack",
 ) -> None:
-    """Write TensorPack's .npz; `rows` is the order of the first fully connected layer's rows."""
+    """Write TensorPack's .npz; `rows` is the order of the first fully connected layer's rows.
+
+    With `labels`, one more array holds them and the configuration as JSON.
+    TensorPack should skip a name it does not know; that was not tried.
+    """
     arrays: dict[str, Any] = npz_arrays(state, config, scope=_check_state(state, config), rows=rows)
+    if labels is not None:
+        arrays[_METADATA_KEY] = np.array(labels.as_json(config))
     _replace_file(path, lambda out: np.savez(out, **arrays))
 
 
@@ -130,7 +179,7 @@ def _container(path: Path) -> Container:
     if head.startswith(b"PK"):
         return _zip_container(path)
     if head[:1] == b"\x80":
-        return "pth"
+        return "pth" if TORCH_MAGIC in head else "pkl"
     raise WeightsError(f"{path} is not a weights file: {_first_bytes(head)}", remedy=f"give {_KNOWN}")
 
 
@@ -144,8 +193,10 @@ def _first_bytes(head: bytes) -> str:
 
 
 def _zip_container(path: Path) -> Container:
-    with _readable(path), zipfile.ZipFile(path) as archive:
-        names = archive.namelist()
+    with _readable(path):
+        check_zip(path)
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
     if any(name.endswith("data.pkl") for name in names):
         return "pth"
     if any(name.endswith(".npy") for name in names):
@@ -176,24 +227,23 @@ def _first_line(error: BaseException) -> str:
 
 
 def _read_npz(path: Path) -> WeightsFile:
-    tensors, ignored = {}, {}
+    tensors, ignored, about = {}, {}, None
+    with _readable(path):
+        check_npz(path)
     with _readable(path), np.load(path, allow_pickle=False) as arrays:
         for name in arrays.files:
-            try:
-                array = arrays[name]
-            except ValueError as error:
-                if "pickle" not in str(error).lower():
-                    raise
-                raise WeightsError(
-                    f"{path} holds pickled Python objects ({name}), which could run code when opened",
-                    remedy="save it again with plain arrays only: numpy.savez(path, **{name: array})",
-                ) from error
-            if array.dtype.kind in "fiub":
+            array = arrays[name]
+            if name == _METADATA_KEY and array.dtype.kind == "U" and array.ndim == 0:
+                about = str(array)
+            elif array.dtype.kind in "fiub":
                 # Torch takes no byte order but the machine's.
                 tensors[name] = torch.from_numpy(np.asarray(array, dtype=array.dtype.newbyteorder("=")))
             else:
                 ignored[name] = f"not numbers but {array.dtype}"
-    return WeightsFile(path, "npz", tensors, ignored)
+    if about is None:
+        return WeightsFile(path, "npz", tensors, ignored)
+    config, labels = _parsed(path, about)
+    return WeightsFile(path, "npz", tensors, ignored, config=config, labels=labels)
 
 
 def _read_pth(path: Path) -> WeightsFile:
@@ -217,11 +267,37 @@ def _read_pth(path: Path) -> WeightsFile:
         )
     tensors = {}
     for name, value in loaded.items():
-        if isinstance(value, Tensor):
-            tensors[str(name).removeprefix("module.")] = value.detach()
-        else:
+        if not isinstance(value, Tensor):
             ignored[str(name)] = f"not a tensor but {type(value).__name__}"
+        elif value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+            ignored[str(name)] = "not a plain tensor"
+        elif value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise _damaged(path, f"{name} announces {list(value.shape)}, more numbers than the file has")
+        else:
+            tensors[str(name).removeprefix("module.")] = value.detach()
     return WeightsFile(path, "pth", tensors, ignored)
+
+
+def _read_pkl(path: Path) -> WeightsFile:
+    with _readable(path):
+        loaded = read_pickle(path)
+        found = loaded.get("model", loaded) if isinstance(loaded, dict) else None
+        if isinstance(found, dict) and isinstance(found.get("blobs"), dict):
+            raise WeightsError(
+                f"{path} is from Detectron, which used Caffe2",
+                remedy="take the same model from Detectron2's model zoo",
+            )
+        arrays = arrays_in(found) if isinstance(found, dict) else {}
+        if not arrays or not isinstance(loaded, dict):
+            raise WeightsError(f"{path} holds no arrays by name", remedy=f"give {_KNOWN}")
+        # Torch takes no byte order but the machine's, and no read-only memory.
+        tensors = {
+            name: torch.from_numpy(array.astype(array.dtype.newbyteorder("="))) for name, array in arrays.items()
+        }
+    ignored = {str(name): "not an array" for name in found or () if str(name) not in tensors}
+    if found is not loaded:
+        ignored |= {str(name): "stands beside 'model' in a pickle" for name in loaded if name != "model"}
+    return WeightsFile(path, "pkl", tensors, ignored, author=str(loaded.get("__author__", "")))
 
 
 def _refused_pickle(path: Path, error: UnpicklingError) -> WeightsError:
@@ -235,23 +311,33 @@ def _refused_pickle(path: Path, error: UnpicklingError) -> WeightsError:
 
 
 def _read_safetensors(path: Path) -> WeightsFile:
+    with _readable(path):
+        check_safetensors(path)
     with _readable(path), safe_open(path, framework="pt") as opened:
         metadata = opened.metadata() or {}
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  not a mapping
     if _METADATA_KEY not in metadata:
         return WeightsFile(path, "safetensors", tensors)
+    config, labels = _parsed(path, metadata[_METADATA_KEY])
+    return WeightsFile(path, "safetensors", tensors, config=config, labels=labels)
+
+
+def _parsed(path: Path, text: str) -> tuple[ModelConfig, Labels]:
+    """What `Labels.as_json` wrote; files of before have no ids and no settings."""
     try:
-        about = json.loads(metadata[_METADATA_KEY])
+        about = json.loads(text)
         version = about["format"]
         if version != FORMAT_VERSION:
             raise WeightsError(
                 f"{path} is in format {version}, and this maskfleet reads format {FORMAT_VERSION}",
                 remedy="use the maskfleet that wrote it, or a newer one",
             )
-        config, categories = ModelConfig.model_validate(about["model"]), tuple(map(str, about["categories"]))
-    except (KeyError, TypeError, ValueError) as error:
+        settings = {name: value for name, value in about.get("run", {}).items() if name in DETECTION_FIELDS}
+        replaced(RunConfig(), settings)  # an error here rather than when the file is used
+        names, ids = tuple(map(str, about["categories"])), tuple(map(int, about.get("category_ids", ())))
+        return ModelConfig.model_validate(about["model"]), Labels(names, ids, settings)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise WeightsError(
             f"{path} has an unreadable configuration inside: {_first_line(error)}",
             remedy="convert it again from the original weights",
         ) from error
-    return WeightsFile(path, "safetensors", tensors, config=config, categories=categories)

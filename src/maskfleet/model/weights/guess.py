@@ -11,13 +11,15 @@ from pydantic import ValidationError
 from maskfleet.config.base import replaced
 from maskfleet.config.model import R50_BLOCKS, R101_BLOCKS, BackboneConfig, ModelConfig
 from maskfleet.model.weights import tensorpack, torchvision
+from maskfleet.model.weights.foreign import detectron2
 from maskfleet.model.weights.shapes import Shape, in_backbone
 
-Dialect = Literal["tensorpack", "torchvision", "maskfleet"]
+Dialect = Literal["tensorpack", "torchvision", "detectron2", "maskfleet"]
 
 OUR_NAME: dict[Dialect, Callable[[str], str | None]] = {
     "tensorpack": tensorpack.our_name,
     "torchvision": torchvision.our_name,
+    "detectron2": detectron2.our_name,
     "maskfleet": in_backbone,
 }
 """Our name for an entry of a file, the last ResNet group in the backbone; None if our networks have none."""
@@ -34,7 +36,7 @@ def dialect_of(names: Collection[str]) -> Dialect | None:
         return "maskfleet"
     if "backbone.body.conv1.weight" in names or {"conv1.weight", "layer1.0.conv1.weight"} <= set(names):
         return "torchvision"
-    return None
+    return "detectron2" if detectron2.is_detectron2(names) else None
 
 
 def our_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
@@ -127,6 +129,8 @@ def _detector_facts(shapes: Mapping[str, Shape]) -> dict[str, Any]:
     if shapes["rpn.objectness.weight"][0] != anchors:
         raise KeyError("another number of anchors, of unknown ratios")
     if not fpn:
+        if "box_heads.0.fc6.weight" in shapes:
+            raise KeyError("a dilated last group, as Detectron2's DC5")
         return facts | {"rpn.head_channels": shapes["rpn.conv.weight"][0]}
     return facts | _pyramid_facts(shapes)
 

@@ -17,6 +17,7 @@ from maskfleet.model.build import build_mask_rcnn
 from maskfleet.model.weights import torchvision
 from maskfleet.model.weights.content import KINDS, Content, Source, advice, file_config, file_content
 from maskfleet.model.weights.files import WeightsFile, read_file
+from maskfleet.model.weights.foreign import detectron2
 from maskfleet.model.weights.guess import describe
 from maskfleet.model.weights.report import LoadReport
 from maskfleet.model.weights.shapes import Scope, Shape, class_layers, expected_shapes, in_model, scope_of
@@ -200,6 +201,11 @@ def _misfit(file: WeightsFile, report: LoadReport, config: ModelConfig, scope: S
         return WeightsError(
             f"{file.path} is a …_fpn_v2 detector, whose pyramid and heads have batch norm; ours do not",
             remedy=f"use maskrcnn_resnet50_fpn without v2, or its ResNet alone: model.backbone.weights={file.path}",
+        )
+    if scope == "all" and detectron2.is_detectron2(file.tensors) and detectron2.has_norm_in_heads(file.tensors):
+        return WeightsError(
+            f"{file.path} is a detector of Detectron2 whose heads normalize before the ReLU; ours do so after it",
+            remedy=f"use its ResNet alone: model.backbone.weights={file.path}",
         )
     counts = [(len(report.missing), "are missing"), (len(report.other_shape), "have another shape")]
     counts.append((len(report.unexpected), "are left over"))

@@ -33,7 +33,7 @@ def scope_of(config: ModelConfig) -> Scope:
 def class_layers(config: ModelConfig) -> frozenset[str]:
     """Our names of the tensors whose shape depends on the number of classes."""
     shapes = tensor_shapes(config)
-    others = tensor_shapes(replaced(config, {"num_categories": (config.num_categories or 0) + 1}))
+    others = tensor_shapes(replaced(config, {"num_categories": 2 if config.num_categories == 1 else 1}))
     return frozenset(name for name, shape in shapes.items() if others[name] != shape)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from maskfleet.ops.triton.nms import corners
 
 _ANCHORS = 512  # of one program
+_SIZES = ["num_truths", "num_blocks"]  # which change from batch to batch: one compilation for all
 
 
 def rpn_labels(
@@ -58,7 +59,7 @@ def _bits(value: float) -> int:
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _match(
     anchors, boxes, valid, sizes, labels, matched, best, num_anchors, num_truths, num_blocks,
     positive_bits, negative_bits, ANCHORS: tl.constexpr,  # noqa: N803
@@ -87,7 +88,7 @@ def _match(
     tl.store(matched + place, truth_of, mask=anchor < num_anchors)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _raise_best(
     anchors, boxes, valid, labels, best, best_of_truth, num_anchors, num_truths, num_blocks,
     ANCHORS: tl.constexpr,  # noqa: N803

@@ -1,11 +1,11 @@
-"""ROIAlign over a whole pyramid, one launch each way; features are read in place, channels last.
+"""ROIAlign over a whole pyramid, one launch each way for each list of boxes; features are read in place, channels last.
 
 The backward kernel gathers: a program takes one box and makes every cell under it from the gradients of the bins that
 read the cell, so a cell is added to memory once per box. Those additions are atomic: their order, and with it the last
 bits of a gradient, changes from run to run.
 
 Shapes: B images, K boxes per image, N = B K, C channels, L <= 4 levels, h x w one level's map, r bins per side,
-s samples per bin side.
+s samples per bin side, R cells of all maps and images.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
@@ -23,78 +23,89 @@ MAX_LEVELS = 4
 _CHANNELS = 256  # of one program
 _CELLS = 32  # of a row that one step of the backward kernel makes
 _SMALLEST_DOT = 16
+# One compilation for all canvases. Starts are 64 bits wide, because maps may be more than 2**31 numbers apart.
+_SIZES = [f"{size}{level}" for size in ("height", "width") for level in range(MAX_LEVELS)]
 
 
 def roi_align(
     features: Sequence[Tensor],
-    boxes: Tensor,
+    boxes: Sequence[Tensor],
     extents: Tensor,
-    levels: Tensor,
+    levels: Sequence[Tensor],
     strides: Sequence[int],
-    resolution: int,
+    resolutions: Sequence[int],
     samples: int,
     half_pixel: bool,
-) -> Tensor:
-    """Bins of `boxes` [B, K, 4] float32 from `features` [B, C, h, w] of their `levels` [B, K] -> [B, K, r, r, C].
+) -> list[Tensor]:
+    """Bins of each list of `boxes` [B, K, 4] float32 from `features` [B, C, h, w] of their `levels` [B, K].
 
-    `extents` [L, B, 2] int64 is each image's own (height, width) in each map; see `maskfleet.ops.roi_align`.
+    One [B, K, r, r, C] for each list and its r of `resolutions`. `extents` [L, B, 2] int64 is each image's own
+    (height, width) in each map; see `maskfleet.ops.roi_align`.
     """
     channels = features[0].shape[1]
     features = [feature.contiguous(memory_format=torch.channels_last) for feature in features]
-    pooled = torch.empty(*levels.shape, resolution, resolution, channels, dtype=features[0].dtype, device=boxes.device)
-    if pooled.numel() == 0:
-        return pooled
     block = min(_CHANNELS, triton.next_power_of_2(channels))
-    grid = (levels.numel() * resolution, triton.cdiv(channels, block))
-    _pool[grid](
-        features[0],
-        boxes.contiguous(),
-        extents.contiguous(),
-        levels.contiguous(),
-        pooled,
-        *_map_arguments(features, strides),
-        levels.shape[0],
-        levels.shape[1],
-        channels,
-        RESOLUTION=resolution,
-        SAMPLES=samples,
-        HALF_PIXEL=half_pixel,
-        BINS=triton.next_power_of_2(resolution),
-        CHANNELS=block,
-        num_warps=4,
-        enable_fp_fusion=False,
-    )
-    return pooled
+    maps = _map_arguments(*_places(features), strides)
+    crops = []
+    for of_list, level, resolution in zip(boxes, levels, resolutions, strict=True):
+        pooled = features[0].new_empty(*level.shape, resolution, resolution, channels)
+        crops.append(pooled)
+        if pooled.numel() == 0:
+            continue
+        _pool[(level.numel() * resolution, triton.cdiv(channels, block))](
+            features[0],
+            of_list.contiguous(),
+            extents.contiguous(),
+            level.contiguous(),
+            pooled,
+            *maps,
+            *level.shape,
+            channels,
+            RESOLUTION=resolution,
+            SAMPLES=samples,
+            HALF_PIXEL=half_pixel,
+            BINS=triton.next_power_of_2(resolution),
+            CHANNELS=block,
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
+    return crops
 
 
 def roi_align_backward(
-    gradient: Tensor,
-    boxes: Tensor,
+    gradients: Sequence[Tensor],
+    boxes: Sequence[Tensor],
     extents: Tensor,
-    levels: Tensor,
+    levels: Sequence[Tensor],
     heights: Sequence[int],
     widths: Sequence[int],
     strides: Sequence[int],
     samples: int,
     half_pixel: bool,
-) -> list[Tensor]:
-    """Gradients [B, C, h, w] of the maps, of `heights` x `widths`, from that of the bins [B, K, r, r, C]."""
-    batch, num_boxes, resolution, _, channels = gradient.shape
-    maps = [
-        torch.zeros(batch, height, width, channels, dtype=torch.float32, device=gradient.device).permute(0, 3, 1, 2)
-        for height, width in zip(heights, widths, strict=True)
-    ]
+) -> Tensor:
+    """Gradients of the maps, of `heights` x `widths`, from those of the bins [B, K, r, r, C] of each list of boxes.
+
+    All lists are added to the same sums -> [R, C] float32, the cells (image, row, column) of one map after the other.
+    """
+    batch, channels = gradients[0].shape[0], gradients[0].shape[-1]
+    cells = [batch * height * width for height, width in zip(heights, widths, strict=True)]
+    # One buffer for all maps: one launch clears it.
+    sums = torch.zeros(sum(cells), channels, dtype=torch.float32, device=gradients[0].device)
+    starts = [sum(cells[:level]) * channels for level in range(len(cells))]
+    maps = _map_arguments(starts, heights, widths, strides)
     block = min(_CHANNELS, triton.next_power_of_2(channels))
-    if gradient.numel() > 0:
-        _spread[(levels.numel(), triton.cdiv(channels, block))](
+    for gradient, of_list, level in zip(gradients, boxes, levels, strict=True):
+        if gradient.numel() == 0:
+            continue
+        resolution = gradient.shape[2]
+        _spread[(level.numel(), triton.cdiv(channels, block))](
             gradient.contiguous(),
-            boxes.contiguous(),
+            of_list.contiguous(),
             extents.contiguous(),
-            levels.contiguous(),
-            maps[0],
-            *_map_arguments(maps, strides),
-            batch,
-            num_boxes,
+            level.contiguous(),
+            sums,
+            *maps,
+            *level.shape,
             channels,
             RESOLUTION=resolution,
             SAMPLES=samples,
@@ -107,20 +118,28 @@ def roi_align_backward(
             num_warps=8,
             enable_fp_fusion=False,
         )
-    return [part.to(gradient.dtype) for part in maps]
+    return sums
 
 
-def _map_arguments(maps: Sequence[Tensor], strides: Sequence[int]) -> list[float]:
-    """Start, height, width and scale of each of `maps` [B, C, h, w], four of each; the kernels choose by level."""
+def _places(maps: Sequence[Tensor]) -> tuple[list[int], list[int], list[int]]:
+    """Start, height and width of each of `maps` [B, C, h, w]."""
     size = maps[0].element_size()
+    # Addresses relative to the first map choose the map without a branch.
+    starts = [(part.data_ptr() - maps[0].data_ptr()) // size for part in maps]
+    return starts, [part.shape[2] for part in maps], [part.shape[3] for part in maps]
+
+
+def _map_arguments(
+    starts: Sequence[int], heights: Sequence[int], widths: Sequence[int], strides: Sequence[int]
+) -> list[float]:
+    """Start, height, width and scale of each map, four of each; the kernels choose by level."""
     columns: tuple[list[float], ...] = (
-        # Addresses relative to the first map choose the map without a branch.
-        [(part.data_ptr() - maps[0].data_ptr()) // size for part in maps],
-        [part.shape[2] for part in maps],
-        [part.shape[3] for part in maps],
+        [*starts],
+        [*heights],
+        [*widths],
         [1.0 / stride for stride in strides],
     )
-    return [value for column in columns for value in column + column[:1] * (MAX_LEVELS - len(maps))]
+    return [value for column in columns for value in column + column[:1] * (MAX_LEVELS - len(column))]
 
 
 @triton.jit
@@ -140,10 +159,11 @@ def _position(start, step, sample, extent, HALF_PIXEL: tl.constexpr):  # noqa: N
     return tl.minimum(tl.maximum(position, 0.0), reach - 1.0), counts
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _pool(
     features, boxes, extents, levels, pooled,
-    start0, start1, start2, start3, height0, height1, height2, height3, width0, width1, width2, width3,
+    start0: tl.int64, start1: tl.int64, start2: tl.int64, start3: tl.int64,
+    height0, height1, height2, height3, width0, width1, width2, width3,
     scale0, scale1, scale2, scale3, num_images, num_boxes, channels,
     RESOLUTION: tl.constexpr, SAMPLES: tl.constexpr, HALF_PIXEL: tl.constexpr,  # noqa: N803
     BINS: tl.constexpr, CHANNELS: tl.constexpr,  # noqa: N803
@@ -191,10 +211,11 @@ def _pool(
     tl.store(pooled + place[:, None] + channel[None, :], total.to(pooled.dtype.element_ty), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def _spread(
     gradient, boxes, extents, levels, total,
-    start0, start1, start2, start3, height0, height1, height2, height3, width0, width1, width2, width3,
+    start0: tl.int64, start1: tl.int64, start2: tl.int64, start3: tl.int64,
+    height0, height1, height2, height3, width0, width1, width2, width3,
     scale0, scale1, scale2, scale3, num_images, num_boxes, channels,
     RESOLUTION: tl.constexpr, SAMPLES: tl.constexpr, HALF_PIXEL: tl.constexpr,  # noqa: N803
     BINS: tl.constexpr, CELLS: tl.constexpr, CHANNELS: tl.constexpr, EXACT: tl.constexpr,  # noqa: N803

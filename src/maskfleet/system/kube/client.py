@@ -11,9 +11,12 @@ import ssl
 import tempfile
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from maskfleet.errors import LaunchError
+
+if TYPE_CHECKING:
+    import httpx
 
 CONNECT_S = 15.0
 READ_S = 30.0
@@ -161,7 +164,9 @@ class Kube:
             from yaml import YAMLError  # type: ignore[import-untyped]  # kr8s brings it
         except ImportError as error:
             raise ApiError("kr8s is not installed here", status=0, remedy="pip install 'maskfleet[k8s]'") from error
-        options: dict[str, Any] = {"context": self.context, "namespace": self.namespace}
+        # All arguments, and not by kr8s.asyncio.api, which may return the connection of an event loop that is closed.
+        options: dict[str, Any] = dict.fromkeys(("url", "kubeconfig", "serviceaccount"))
+        options |= {"context": self.context, "namespace": self.namespace, "bypass_factory": True}
         if self._kubeconfig is not None:
             # As a dict, because kr8s splits paths at colons, and as a copy, because it stores tokens in it.
             options |= {"kubeconfig": copy.deepcopy(self._kubeconfig), "serviceaccount": ""}
@@ -169,7 +174,7 @@ class Kube:
             warnings.simplefilter("ignore")  # kr8s warns about newer Kubernetes versions; these requests work on them
             try:
                 async with translated(REQUEST_S):
-                    return await kr8s.asyncio.api(**options)
+                    return await kr8s.asyncio.Api(**options)
             except (ValueError, KeyError, IndexError, TypeError, AttributeError, YAMLError) as error:
                 # kr8s raises ValueError with a message; the others come from a file of an unexpected structure.
                 words = str(error) if type(error) is ValueError else "it has no current context, or is damaged"
@@ -214,7 +219,7 @@ async def translated(limit_s: float | None = None) -> AsyncIterator[None]:
             yield
     except kr8s.ServerError as error:
         status = error.response.status_code if error.response is not None else 500
-        raise refusal(status, str(error)) from error
+        raise refusal(status, _message(error.response) or str(error)) from error
     except (kr8s.APITimeoutError, httpx.HTTPError, OSError, ssl.SSLError) as error:
         kind = (
             f"no answer within {limit_s:.0f} s" if isinstance(error, TimeoutError) and limit_s else type(error).__name__
@@ -238,6 +243,17 @@ def refusal(status: int, words: str) -> ApiError:
     """The error for an answer with the HTTP status `status`."""
     remedy = REMEDIES.get(status, "try again; if the error stays, look at the cluster's events")
     return ApiError(words if status in (404, 500) else f"the cluster refused: {words}", status=status, remedy=remedy)
+
+
+def _message(answer: httpx.Response | None) -> str:
+    """The API's own words in an answer with an error; kr8s drops them for server errors."""
+    import httpx
+
+    try:
+        body = answer.json() if answer is not None else None
+    except (ValueError, httpx.StreamError):  # a proxy's page, or a stream that was not read
+        return ""
+    return str(body.get("message") or "") if isinstance(body, dict) else ""
 
 
 async def _next_of(lines: AsyncIterator[str]) -> str | None:

@@ -19,14 +19,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from maskfleet.evaluation.report.record import score_text
 from maskfleet.log import IS_METRICS, console_replaced, duration_text
-from maskfleet.training.output.metrics import (
+from maskfleet.training.output.names import (
     DATA_WAIT_S,
     EPOCH,
     IMAGES_PER_S,
     LEARNING_RATE,
     MEMORY_MIB,
     TOTAL_LOSS,
+    loss_names,
 )
 
 REFRESHES_PER_S = 4
@@ -98,7 +100,7 @@ class LiveView:
         since, step = self._measured
         self._measured = (self._clock(), self._step)
         self._step_s = (self._measured[0] - since) / max(self._step - step, 1)
-        for name in _loss_names(values):
+        for name in loss_names(values):
             self._history.setdefault(name, []).append(values[name])
         self._values = dict(values)
 
@@ -155,7 +157,7 @@ class LiveView:
         table = Table.grid(*columns, padding=(0, 2))
         if not self._values:
             table.add_row(Text("waiting for the first metrics", "dim"))
-        for name in _loss_names(self._values):
+        for name in loss_names(self._values):
             history = self._history[name]
             style = "bold" if name == TOTAL_LOSS else ""
             value = Text(f"{self._values[name]:.4f}", style if math.isfinite(self._values[name]) else "bold red")
@@ -193,11 +195,11 @@ class LiveView:
             ap = self._scores.get(f"{name}/IoU=0.5:0.95")
             if ap is not None:
                 best, step = self._best.get(kind, (ap, self._step))
-                text = Text.assemble((_score_text(ap), "bold"), f"  best {_score_text(best)} at step {step:,}")
+                text = Text.assemble((score_text(ap), "bold"), f"  best {score_text(best)} at step {step:,}")
                 facts.append((kind, text))
             ap50 = self._scores.get(f"{name}/IoU=0.5")
             if ap50 is not None:
-                facts.append((f"{kind}50", Text(_score_text(ap50))))
+                facts.append((f"{kind}50", Text(score_text(ap50))))
         return facts
 
 
@@ -239,16 +241,6 @@ def trend(values: Sequence[float]) -> Text:
     if not math.isfinite(last - before) or abs(last - before) <= 0.01 * abs(before):
         return Text("→", "dim")
     return Text("↓", "green") if last < before else Text("↑", "yellow")
-
-
-def _loss_names(values: Mapping[str, float]) -> list[str]:
-    """The total and the terms of the loss, without those of single pyramid levels."""
-    terms = [name for name in values if name.endswith("_loss") and "/level" not in name]
-    return [TOTAL_LOSS, *terms] if TOTAL_LOSS in values else terms
-
-
-def _score_text(score: float) -> str:
-    return f"{100 * score:.1f}" if score >= 0 else "–"
 
 
 def _memory_text(mib: float) -> str:

@@ -19,14 +19,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from maskfleet.config.load import METRICS_FILE
 from maskfleet.errors import TrainingError
-from maskfleet.training.output.sinks import METRICS_FILE, Measurement, Sink, parsed_line
+from maskfleet.training.output.measurement import Measurement, parsed_line
+from maskfleet.training.output.names import (
+    CHECKPOINT_S,
+    DATA_WAIT_S,
+    EPOCH,
+    IMAGES_PER_S,
+    LEARNING_RATE,
+    MEMORY_MIB,
+    TOTAL_LOSS,
+)
+from maskfleet.training.output.sinks import Sink
 
 MIB = 2**20
-
-EPOCH, RANKS, TOTAL_LOSS = "epoch", "ranks", "total_cost"
-LEARNING_RATE, IMAGES_PER_S = "learning_rate", "images_per_s"
-DATA_WAIT_S, MEMORY_MIB = "data_wait_s", "memory_mib"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +46,14 @@ class Interval:
     elapsed_s: float
     data_wait_s: float  # of all steps together
     device: torch.device
+    saved_s: float = 0.0  # waiting for checkpoints, of all steps together
 
 
 HOST_METRICS: dict[str, Callable[[Interval], float]] = {
     LEARNING_RATE: lambda interval: interval.lr,
     IMAGES_PER_S: lambda interval: round(interval.images / interval.elapsed_s, 3),
     DATA_WAIT_S: lambda interval: round(interval.data_wait_s / interval.steps, 6),  # per step
+    CHECKPOINT_S: lambda interval: round(interval.saved_s, 3),
     MEMORY_MIB: lambda interval: round(peak_memory_mib(interval.device), 1),
 }
 

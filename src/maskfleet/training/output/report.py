@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,20 @@ import torch
 from numpy.typing import NDArray
 
 from maskfleet import __version__, viz
-from maskfleet.config.load import dump
+from maskfleet.config.base import replaced
 from maskfleet.config.run import RunConfig
 from maskfleet.data.store.annotations import AnnotationStore, images_with_objects
 from maskfleet.errors import MaskfleetError
-from maskfleet.evaluation.report import write_report
+from maskfleet.evaluation.report.page import FILE, write_report
+from maskfleet.evaluation.report.record import IMAGES_PER_GPU, Picture, score_text
 from maskfleet.inference.detector import Detector
 from maskfleet.inference.draw import drawn_truth
 from maskfleet.log import duration_text
 from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.system.process import capture
-from maskfleet.training.output.metrics import read_metrics
+from maskfleet.training.output.record import record_of, write_environment
 from maskfleet.training.state import Progress
 from maskfleet.training.step.ema import Ema
-from maskfleet.training.validate import Scores
 
 REPORT_PICTURES, BOARD_PICTURES = 8, 4
 TILE_PX = 420  # side of a picture in the report and in TensorBoard
@@ -39,7 +40,8 @@ def sample_pictures(
     chosen = images_with_objects(store)
     chosen = chosen[np.linspace(0, len(chosen) - 1, min(count, len(chosen))).astype(int)] if len(chosen) else chosen
     categories = tuple((category.id, category.name) for category in store.categories)
-    detector = Detector(model, config, categories, "the model in training", device)
+    few = replaced(config, {"eval.compile": False})  # recording does not pay for a few images
+    detector = Detector(model, few, categories, "the model in training", device)
     was_training = model.training
     model.eval()
     pictures = []
@@ -58,32 +60,33 @@ def write_run_report(
     run_dir: Path,
     config: RunConfig,
     progress: Progress,
-    scores: Sequence[Scores],
-    pictures: Sequence[tuple[str, NDArray[np.uint8]]],
+    store: AnnotationStore | None,
+    pictures: Sequence[Picture],
     *,
     device: torch.device,
     images_per_step: int,
 ) -> Path:
-    """Write RUN_DIR/report.html; returns its path."""
-    return write_report(
-        run_dir,
-        metrics=read_metrics(run_dir),
-        scores=scores[0] if scores else {},
-        pictures=pictures,
-        config_text=dump(config),
-        facts={
-            "training time": duration_text(progress.training_s),
-            "steps": f"{progress.done} of {images_per_step} images",
-            "best AP": f"{progress.best_ap:.4f} at step {progress.best_step}"
-            if progress.best_ap is not None
-            else "none",
-            **_machine(device),
-        },
-        next_steps=_next_steps(run_dir, config),
-    )
+    """Write RUN_DIR/report.html and return its path; `store` is the validation set of the kept detections.
+
+    `pictures` are of a model that was not evaluated.
+    """
+    best = "none"
+    if progress.best_ap is not None:
+        best = f"{score_text(progress.best_ap)} % at step {progress.best_step}"
+    facts = {
+        "training time": duration_text(progress.training_s),
+        "steps": f"{progress.done} of {images_per_step} images",
+        "best AP": best,
+        **machine_facts(device),
+        IMAGES_PER_GPU: str(config.train.batch_size),
+    }
+    write_environment(run_dir, facts)
+    record = replace(record_of(run_dir, config=config, store=store, may_detect=False), pictures=pictures)
+    return write_report(run_dir / FILE, [record], next_steps=_next_steps(run_dir, config))
 
 
-def _machine(device: torch.device) -> dict[str, str]:
+def machine_facts(device: torch.device) -> dict[str, str]:
+    """The device, and the versions of what computes on it."""
     if device.type == "cuda":
         where = torch.cuda.get_device_name(device)
     else:
@@ -106,10 +109,13 @@ def _commit() -> str:
 def _next_steps(run_dir: Path, config: RunConfig) -> list[str]:
     some: Any = config.data.val[0] if config.data.val else config.data.train[0]
     folder = some if isinstance(some, str) else some.images
+    images = Path(config.data.root) / folder
+    shown = f"{images}/*.jpg" if images.expanduser().is_dir() else "IMAGE.jpg"  # in shards and in S3 there are no files
     return [
-        f"See it on other images: `maskfleet predict {run_dir} {Path(config.data.root) / folder}/*.jpg`",
+        f"See it on other images: `maskfleet predict {run_dir} {shown}`",
+        f"Try it in the browser: `maskfleet serve {run_dir}`",
         f"Evaluate again, class by class: `maskfleet eval {run_dir}`",
-        f"Look at the curves while training: `tensorboard --logdir {run_dir}/tensorboard`",
+        f"Look at the curves while training: `maskfleet board {run_dir}`",
         "Check your own COCO-format data: `maskfleet data inspect DATA`",
         "Train on it: `maskfleet train runs/mine --data DATA`",
     ]

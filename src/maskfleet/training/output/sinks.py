@@ -1,4 +1,4 @@
-"""Where the metrics of a run go: metrics.jsonl, the log and TensorBoard.
+"""Where the metrics of a run go: metrics.jsonl, the log and TensorBoard; services are in `trackers`.
 
 To add a sink: a class with `write` and `close`, a line in `open_sinks`, and a test.
 """
@@ -7,31 +7,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from maskfleet.config.load import METRICS_FILE
 from maskfleet.errors import TrainingError
-from maskfleet.log import log_metrics, logger, number_text
+from maskfleet.log import BETWEEN, duration_text, log_line, log_metrics, logger, number_text
 from maskfleet.system.files import write_atomically
+from maskfleet.training.output.measurement import AP, Measurement, parsed_line
+from maskfleet.training.output.names import EPOCH, IMAGES_PER_S, LEARNING_RATE, TOTAL_LOSS, loss_names
 from maskfleet.training.output.tensorboard import TensorBoard
-
-METRICS_FILE = "metrics.jsonl"
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """What a run measured after one step: values by metric name, and pictures by tag."""
-
-    step: int
-    time: float  # seconds since 1970
-    values: Mapping[str, float] = field(default_factory=dict)
-    pictures: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)  # [H, W, 3] BGR
-    is_evaluation: bool = False
 
 
 class Sink(Protocol):
@@ -44,11 +32,14 @@ class Sink(Protocol):
         """Finish pending writes."""
 
 
-def open_sinks(run_dir: Path, *, after_step: int) -> tuple[Sink, ...]:
-    """The sinks of a run that starts or resumes after `after_step`; what they hold of later steps is dropped."""
+def open_sinks(run_dir: Path, log: Sink, *, after_step: int, evaluation_due: bool = False) -> tuple[Sink, ...]:
+    """The sinks of a run that starts or resumes after `after_step`; what they hold of later steps is dropped.
+
+    `evaluation_due`: the run evaluates again after that step, so that an earlier result is dropped from the file.
+    """
     return (
-        MetricsFile(run_dir, after_step=after_step),
-        MetricLog(),
+        MetricsFile(run_dir, after_step=after_step, evaluation_due=evaluation_due),
+        log,
         TensorBoard(run_dir / "tensorboard", after_step=after_step),
     )
 
@@ -56,10 +47,10 @@ def open_sinks(run_dir: Path, *, after_step: int) -> tuple[Sink, ...]:
 class MetricsFile:
     """RUN_DIR/metrics.jsonl: one JSON object per measurement."""
 
-    def __init__(self, run_dir: Path, *, after_step: int) -> None:
+    def __init__(self, run_dir: Path, *, after_step: int, evaluation_due: bool = False) -> None:
         self._path = run_dir / METRICS_FILE
         if self._path.is_file():
-            self._truncate(after_step)
+            self._truncate(after_step, evaluation_due)
 
     def write(self, measurement: Measurement) -> None:
         if not measurement.values:
@@ -74,10 +65,17 @@ class MetricsFile:
     def close(self) -> None:
         """Nothing is pending: the file is closed after every line."""
 
-    def _truncate(self, after_step: int) -> None:
-        """Drop the lines of later steps, and a line that a kill left incomplete."""
+    def _truncate(self, after_step: int, evaluation_due: bool) -> None:
+        """Drop the lines of later steps and of an evaluation to be repeated, and a line that a kill left incomplete."""
+
+        def is_kept(line: bytes) -> bool:
+            record = parsed_line(line)
+            if record is None or record["step"] > after_step:
+                return False
+            return not (evaluation_due and record["step"] == after_step and any(AP in name for name in record))
+
         lines = self._path.read_bytes().splitlines(keepends=True)
-        kept = [line.rstrip(b"\n") + b"\n" for line in lines if _step_of(line) <= after_step]
+        kept = [line.rstrip(b"\n") + b"\n" for line in lines if is_kept(line)]
         if kept == lines:
             return
         _replace(self._path, b"".join(kept))
@@ -86,7 +84,7 @@ class MetricsFile:
 
 
 class MetricLog:
-    """One line of `name: value` pairs in the log per measurement."""
+    """All metrics of every measurement in the log, as one line of `name: value` pairs."""
 
     def write(self, measurement: Measurement) -> None:
         if measurement.values:
@@ -97,20 +95,40 @@ class MetricLog:
         """Nothing is pending: `log.close_logging` closes the log."""
 
 
-def parsed_line(line: bytes) -> dict[str, float] | None:
-    """The values of one line of metrics.jsonl, with NaN for null; None if the line is incomplete."""
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-        return None
-    return {name: math.nan if value is None else value for name, value in record.items()}
+@dataclass(frozen=True, slots=True)
+class ShortLog:
+    """What a person looks for, in the log: progress, losses, learning rate, speed and the time left."""
+
+    total_steps: int
+    images_per_step: int
+
+    def write(self, measurement: Measurement) -> None:
+        if measurement.is_evaluation:
+            MetricLog().write(measurement)
+        elif measurement.values:
+            log_line(self.line(measurement))
+
+    def line(self, measurement: Measurement) -> str:
+        """The line of a measurement, with short names and four digits."""
+        values = measurement.values
+        parts = [f"step: {measurement.step}/{self.total_steps}", f"epoch: {values[EPOCH]:g}"]
+        parts += [f"{_short_name(name)}: {values[name]:.4g}" for name in loss_names(values)]
+        parts += [f"lr: {values[LEARNING_RATE]:.4g}", f"{values[IMAGES_PER_S]:.4g} images/s"]
+        steps_left = self.total_steps - measurement.step
+        if steps_left > 0 and values[IMAGES_PER_S] > 0:
+            parts.append(f"{duration_text(steps_left * self.images_per_step / values[IMAGES_PER_S])} left")
+        return BETWEEN.join(parts)
+
+    def close(self) -> None:
+        """Nothing is pending: `log.close_logging` closes the log."""
 
 
-def _step_of(line: bytes) -> float:
-    record = parsed_line(line)
-    return math.inf if record is None else record["step"]
+def _short_name(name: str) -> str:
+    """`rpn_label` for rpn_losses/label_loss, `maskrcnn` for maskrcnn_loss/maskrcnn_loss, `loss` for the total."""
+    if name == TOTAL_LOSS:
+        return "loss"
+    parts = [re.sub(r"_loss(es)?(?=$|_)", "", part) for part in name.split("/")]
+    return "_".join(dict.fromkeys(parts))
 
 
 def _json_line(record: Mapping[str, float]) -> bytes:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from maskfleet.training.output.sinks import Measurement
+from maskfleet.training.output.measurement import Measurement
 
 
 class TensorBoard:

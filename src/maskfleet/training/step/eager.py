@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
-import math
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from maskfleet.batch import Batch
-from maskfleet.errors import TrainingError
 from maskfleet.model.mask_rcnn import MaskRCNN
+from maskfleet.model.norm import share_statistics
 from maskfleet.training.optim import gradient_norm, set_lr, trainable
+from maskfleet.training.step.exchange import Exchange, gradient_buckets
+from maskfleet.training.step.finite import FiniteCheck, Scalars
 from maskfleet.training.step.precision import Precision
-
-Scalars = dict[str, Tensor]
-
-# torch 2.13 renamed the option.
-_DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
-_NO_BUFFER_SYNC: dict[str, Any] = {
-    "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers": False
-}
+from maskfleet.training.step.split import regions_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,80 +24,89 @@ class StepSettings:
     gradient_clip: float = 0.0  # largest norm of all gradients together; 0 for off
     steps_per_update: int = 1
     world_size: int = 1
+    exchange_dtype: torch.dtype = torch.float32  # in which gradients are sent
+    split: bool = False  # exchange gradients by region also with a single rank, to measure what that costs
+
+    @property
+    def exchanges(self) -> bool:
+        return self.world_size > 1 or self.split
 
 
-class TrainStep(nn.Module):
-    """The model as a function of a batch, with or without metrics, so that DDP can wrap it."""
+def make_exchange(model: MaskRCNN, settings: StepSettings) -> Exchange | None:
+    """The exchange of `model`'s gradients, whose weights are then those of rank 0; None if there is no other rank.
 
-    def __init__(self, model: MaskRCNN) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: Batch, with_metrics: bool) -> tuple[Scalars, Scalars]:
-        if with_metrics:
-            return self.model.losses_and_metrics(batch)
-        return self.model.losses(batch), {}
+    From then on SyncBN takes its statistics from the images of all ranks.
+    """
+    share_statistics(model, over_ranks=settings.exchanges)
+    if not settings.exchanges:
+        return None
+    exchange = Exchange(
+        gradient_buckets(regions_of(model)), world_size=settings.world_size, dtype=settings.exchange_dtype
+    )
+    exchange.broadcast([*model.parameters(), *model.buffers()])
+    return exchange
 
 
 class StepRunner:
     """Trains the model on one rank, synchronised with the others."""
 
-    def __init__(self, model: MaskRCNN, optimizer: torch.optim.SGD, settings: StepSettings) -> None:
+    def __init__(
+        self,
+        model: MaskRCNN,
+        optimizer: torch.optim.Optimizer,
+        settings: StepSettings,
+        *,
+        exchange: Exchange | None = None,
+    ) -> None:
+        self.model = model
         self.optimizer = optimizer
         self.settings = settings
         self._parameters = list(trainable(model).values())
-        self._module: nn.Module = TrainStep(model)
-        if settings.world_size > 1:
-            device = settings.precision.device
-            self._module = DistributedDataParallel(
-                self._module,
-                device_ids=[device] if device.type == "cuda" else None,
-                gradient_as_bucket_view=True,
-                **_NO_BUFFER_SYNC,  # they are frozen, or SyncBN reduces them over the ranks itself
-            )
+        self.exchange = exchange or make_exchange(model, settings)
+        self._check = FiniteCheck(settings.precision.device)
 
     def step(self, batch: Batch, *, lr: float, update: bool, with_metrics: bool) -> tuple[Scalars, Scalars]:
-        """Losses and metrics of `batch`; with `update`, the weights are updated by all gradients since the last one."""
+        """Losses and metrics of `batch`; with `update`, the weights are updated by all gradients since the last one.
+
+        A loss that is not finite raises TrainingError; with several ranks it does so on all of them, at the update.
+        """
         precision = self.settings.precision
-        with self._gradient_sync(update):
-            with precision.autocast():
-                losses, metrics = self._module(batch, with_metrics)
-            total = torch.stack(list(losses.values())).sum()
-            raise_if_nonfinite(total, losses, batch)
-            precision.scaler.scale(total / self.settings.steps_per_update).backward()  # type: ignore[no-untyped-call]
+        with precision.autocast():
+            losses, metrics = self._forward(batch, with_metrics)
+        total = torch.stack(list(losses.values())).sum()
+        self._check.record(losses, batch.image_ids)
+        if self.exchange is None and self._check.is_blocked():
+            raise self._check.error(world_size=1)
+        if self.exchange is not None and update:
+            self.exchange.start(self._check.blocked)
+        precision.scaler.scale(total / self.settings.steps_per_update).backward()  # type: ignore[no-untyped-call]
         if update:
-            self._update(lr, batch)
+            self._update(lr)
         return losses, metrics
 
-    def _update(self, lr: float, batch: Batch) -> None:
+    @property
+    def is_compiled(self) -> bool:
+        return False
+
+    def _forward(self, batch: Batch, with_metrics: bool) -> tuple[Scalars, Scalars]:
+        if with_metrics:
+            return self.model.losses_and_metrics(batch)
+        return self.model.losses(batch), {}
+
+    def _update(self, lr: float) -> None:
         scaler = self.settings.precision.scaler
+        if self.exchange is not None:
+            self.exchange.finish()
+            self._check.blocked.copy_(self.exchange.blocked > 0)
         scaler.unscale_(self.optimizer)
         norm = gradient_norm(self._parameters)
         if not scaler.is_enabled():  # fp16 overflows occasionally, and its scaler skips the step
-            raise_if_nonfinite(norm, {"gradient norm": norm}, batch)
+            self._check.block_unless_finite(norm)
+        if self._check.is_blocked():
+            raise self._check.error(world_size=self.settings.world_size)
         if self.settings.gradient_clip > 0:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self.settings.gradient_clip, norm)
         set_lr(self.optimizer, lr)
         scaler.step(self.optimizer)
         scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-
-    def _gradient_sync(self, update: bool) -> AbstractContextManager[object]:
-        """DDP reduces gradients over the ranks only in steps that update the weights."""
-        if update or not isinstance(self._module, DistributedDataParallel):
-            return nullcontext()
-        return self._module.no_sync()
-
-
-def raise_if_nonfinite(value: Tensor, terms: Scalars, batch: Batch) -> None:
-    """Raise TrainingError if `value` is not finite, before it corrupts the weights."""
-    if bool(torch.isfinite(value)):
-        return
-    numbers = {name: float(term.detach()) for name, term in terms.items()}
-    bad = ", ".join(f"{name} = {number:g}" for name, number in numbers.items() if not math.isfinite(number))
-    images = ", ".join(str(image) for image in batch.image_ids.tolist())
-    raise TrainingError(
-        f"the loss is not a finite number ({bad or 'the sum overflows'}) on images {images}; the weights are unchanged",
-        remedy="check these images with `maskfleet data inspect`; if they are fine, lower train.base_lr, increase "
-        "train.warmup_steps, or set train.gradient_clip",
-    )

@@ -40,6 +40,11 @@ output "interruption_queue" {
   value       = jsonencode(local.interruption_queue)
 }
 
+output "data_bucket" {
+  description = "Policy of the data bucket."
+  value       = jsonencode(local.data_bucket)
+}
+
 output "efs_clients" {
   description = "Policy of the EFS file system."
   value       = jsonencode(local.efs_clients)

@@ -50,6 +50,20 @@ locals {
     ]
   }
 
+  data_bucket = {
+    Version = "2012-10-17"
+    Statement = [
+      {
+        Sid       = "OnlyOverTls"
+        Effect    = "Deny"
+        Principal = "*"
+        Action    = ["s3:*"]
+        Resource  = ["arn:${var.partition}:s3:::${var.data_bucket}", "arn:${var.partition}:s3:::${var.data_bucket}/*"]
+        Condition = { Bool = { "aws:SecureTransport" = ["false"] } }
+      },
+    ]
+  }
+
   # Any client that reaches a mount target may mount; the security group decides who does. Root access and unencrypted
   # connections are denied.
   efs_clients = {

@@ -22,6 +22,10 @@ run "defaults_are_private_durable_and_on_demand" {
     error_message = "aws-auth is in use"
   }
   assert {
+    condition     = aws_eks_cluster.this.upgrade_policy[0].support_type == "STANDARD"
+    error_message = "extended support would be billed"
+  }
+  assert {
     condition     = length(aws_eks_cluster.this.enabled_cluster_log_types) == 5 && contains(aws_eks_cluster.this.encryption_config[0].resources, "secrets")
     error_message = "logs are missing, or secrets are in clear"
   }
@@ -63,7 +67,7 @@ run "defaults_are_private_durable_and_on_demand" {
     error_message = "public subnets are for load balancers and not for nodes"
   }
   assert {
-    condition     = toset([for one in merge(aws_eks_addon.before_nodes, aws_eks_addon.after_nodes) : one.addon_name]) == toset(["vpc-cni", "kube-proxy", "eks-pod-identity-agent", "coredns", "aws-ebs-csi-driver", "aws-efs-csi-driver", "aws-fsx-csi-driver"])
+    condition     = toset([for one in merge(aws_eks_addon.before_nodes, aws_eks_addon.after_nodes) : one.addon_name]) == toset(["vpc-cni", "kube-proxy", "eks-pod-identity-agent", "coredns", "aws-ebs-csi-driver", "aws-efs-csi-driver", "aws-fsx-csi-driver", "eks-node-monitoring-agent"])
     error_message = "add-ons are missing"
   }
   assert {
@@ -248,5 +252,25 @@ run "an_efs_that_was_kept_is_used_again" {
   assert {
     condition     = output.efs_dns == "fs-0123456789abcdef0.efs.us-east-1.amazonaws.com"
     error_message = "name of the file system"
+  }
+}
+
+run "interface_endpoints_are_made_for_nodes_if_asked" {
+  command = apply
+  variables {
+    interface_endpoints = ["ecr.api", "sts"]
+  }
+
+  assert {
+    condition     = toset([for one in aws_vpc_endpoint.interface : one.service_name]) == toset(["com.amazonaws.us-east-1.ecr.api", "com.amazonaws.us-east-1.sts"])
+    error_message = "not the services that were asked for"
+  }
+  assert {
+    condition     = alltrue([for one in aws_vpc_endpoint.interface : one.private_dns_enabled && length(one.subnet_ids) >= 1])
+    error_message = "pods would still use NAT"
+  }
+  assert {
+    condition     = aws_vpc_security_group_ingress_rule.endpoints[0].from_port == 443 && aws_vpc_security_group_ingress_rule.endpoints[0].referenced_security_group_id == aws_security_group.nodes.id
+    error_message = "nodes cannot reach the endpoints, or others can"
   }
 }

@@ -23,12 +23,15 @@ run "bad_values_are_refused_by_their_variables" {
     log_retention_days       = 42
     addon_versions           = { istio = "v1.2.3-eksbuild.1" }
     azs                      = []
+    existing_vpc_id          = "mine"
+    existing_subnet_ids      = ["a", "b"]
     control_plane_az         = "second"
     cidr_vpc                 = "10.0.0.0/8"
     cidr_private             = ["10.0.0.0"]
     cidr_public              = ["ten", "eleven"]
     cidr_control_plane       = "2001:db8::/32"
     efa_az                   = "near"
+    interface_endpoints      = ["s3"]
     system_instances         = []
     system_capacity_type     = "on-demand"
     system_volume_size       = 8
@@ -62,12 +65,15 @@ run "bad_values_are_refused_by_their_variables" {
     var.log_retention_days,
     var.addon_versions,
     var.azs,
+    var.existing_vpc_id,
+    var.existing_subnet_ids,
     var.control_plane_az,
     var.cidr_vpc,
     var.cidr_private,
     var.cidr_public,
     var.cidr_control_plane,
     var.efa_az,
+    var.interface_endpoints,
     var.system_instances,
     var.system_capacity_type,
     var.system_volume_size,

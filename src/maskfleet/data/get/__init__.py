@@ -1,0 +1,1 @@
+"""Download public data sets: archives are unpacked while they arrive."""

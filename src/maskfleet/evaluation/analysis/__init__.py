@@ -1,0 +1,1 @@
+"""What is behind the AP of a model: curves, confidence intervals, kinds of errors, confused classes, examples."""

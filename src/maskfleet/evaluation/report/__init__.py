@@ -1,0 +1,1 @@
+"""The report of one or several runs: one self-contained HTML file."""

@@ -1,0 +1,1 @@
+"""A detector as a file for other programs."""

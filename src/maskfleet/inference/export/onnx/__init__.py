@@ -1,0 +1,1 @@
+"""A detector as an ONNX file."""

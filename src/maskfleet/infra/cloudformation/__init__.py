@@ -1,0 +1,1 @@
+"""CloudFormation: plan, up, status and down of the stacks under `deploy/cloudformation`."""

@@ -1,0 +1,1 @@
+"""The kinds of stacks: one file for the settings of each."""

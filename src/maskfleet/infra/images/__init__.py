@@ -1,0 +1,1 @@
+"""Container images: built from deploy/docker, pushed to a registry, found again by `maskfleet launch`."""

@@ -1,0 +1,1 @@
+"""Jobs as Python objects, for notebooks and scripts."""

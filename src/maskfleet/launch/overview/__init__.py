@@ -1,0 +1,1 @@
+"""All runs below a folder or an S3 prefix, at a glance."""

@@ -1,0 +1,1 @@
+"""Endpoints on SageMaker that answer with a trained model."""

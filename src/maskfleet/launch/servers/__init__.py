@@ -1,0 +1,1 @@
+"""Servers that run on this machine while a command does."""

@@ -1,0 +1,1 @@
+"""What a supervisor tells about its host, and what commands conclude from it."""

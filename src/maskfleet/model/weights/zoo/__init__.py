@@ -1,0 +1,1 @@
+"""Published weights by name, in a cache."""

@@ -1,0 +1,1 @@
+"""Layers of the network as functions: convolutions and normalisation, with GPU kernels where they help."""

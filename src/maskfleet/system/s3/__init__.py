@@ -1,0 +1,1 @@
+"""S3 with few instructions per request."""

@@ -1,0 +1,18 @@
+"""Whether the browser sent a request for a page of ours, or for a page of another site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+
+def is_from_another_site(method: str, header: Callable[[str], str | None]) -> bool:
+    """Whether a page of another site sent a request; opening ours by a link from elsewhere is allowed.
+
+    `header` returns a header by its lower-case name.
+    """
+    origin = header("origin")
+    if origin is not None and urlsplit(origin).netloc != header("host"):
+        return True
+    is_link = method == "GET" and header("sec-fetch-mode") == "navigate"
+    return (header("sec-fetch-site") or "none") in ("cross-site", "same-site") and not is_link

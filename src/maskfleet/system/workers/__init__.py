@@ -1,0 +1,1 @@
+"""Worker processes: how they start and end, and two ways to call functions in them."""

@@ -1,0 +1,1 @@
+"""Compiling the step in child processes while the run already trains eagerly."""

@@ -1,0 +1,45 @@
+"""Marks in the compiler's cache: for which jobs it holds the compiled step, so that a run knows before it asks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from maskfleet.inference.device import CACHE_VARIABLE
+from maskfleet.log import logger
+from maskfleet.system.files import cache_folder, write_atomically
+from maskfleet.training.background.artifacts import Target
+from maskfleet.training.background.child import CompileJob
+
+_FOLDER = "maskfleet-jobs"  # in the cache: whoever deletes the compiled code deletes the marks too
+
+
+def mark_compiled(jobs: Iterable[CompileJob], env: Mapping[str, str] = os.environ) -> None:
+    """Record that the cache holds the compiled code of `jobs`; a cache that cannot be written is logged."""
+    try:
+        for job in jobs:
+            path = _mark(job, env)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(asdict(job)), private=True)
+    except OSError as error:
+        logger.warning("cannot write to the cache of compiled code: %s", error)
+
+
+def all_compiled_before(jobs: Iterable[CompileJob], env: Mapping[str, str] = os.environ) -> bool:
+    """Whether all `jobs` were compiled into this cache, for this GPU and by these versions.
+
+    A wrong answer costs time only: what is missing from the cache is compiled again.
+    """
+    return all(_mark(job, env).is_file() for job in jobs)
+
+
+def _mark(job: CompileJob, env: Mapping[str, str]) -> Path:
+    content = {"job": asdict(job), "target": asdict(Target.of(torch.device(job.device)))}
+    name = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return Path(env.get(CACHE_VARIABLE) or cache_folder("compiled", env), _FOLDER, name)

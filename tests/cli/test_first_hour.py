@@ -1,0 +1,102 @@
+"""Stumbling blocks of a first hour: options, help and advice that leads on."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from maskfleet.config.base import replaced
+from maskfleet.config.load import write_run_file
+from maskfleet.config.recipes import recipe
+from maskfleet.data.synthetic.dataset import make_shapes
+from maskfleet.log import count_text
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "set"
+    make_shapes(folder, num_train=3, num_val=2, height=(64, 64), width=(64, 64), num_categories=2, seed=1)
+    return folder
+
+
+@pytest.mark.parametrize("recipe_options", [(), ("--recipe", "r50_fpn_1x")], ids=["auto", "named splits"])
+def test_data_that_does_not_exist_is_called_missing(recipe_options: tuple[str, ...], command: Command) -> None:
+    done = command("train", "new", *recipe_options, "--data", "nowhere")
+    assert done.returncode == 2
+    assert "there is no folder nowhere" in done.stderr
+    assert "--data" in done.stderr
+
+
+def test_flags_have_no_type_in_the_help(command: Command) -> None:
+    for name in (("train",), ("data", "inspect"), ("config", "show")):
+        text = command(*name, "--help").stdout
+        assert "<bool>" not in text
+        assert re.search(r"--help +-h ", text)
+
+
+def test_make_help_lists_every_target() -> None:
+    text = (ROOT / "Makefile").read_text()
+    targets = re.findall(r"^([a-z][a-z0-9-]*):", text, re.MULTILINE)
+    listed = re.findall(r'@echo "make ([a-z0-9-]+) ', text)
+    assert sorted(listed) == sorted(set(targets))
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    assert sorted(phony.split()) == sorted(set(targets))
+
+
+def test_config_show_and_launch_take_the_data_as_train_does(root: Path, tmp_path: Path, command: Command) -> None:
+    shown = command("config", "show", "--recipe", "demo", "--data", root, "--json")
+    assert json.loads(shown.stdout)["data"]["root"] == str(root)
+    rendered = command("launch", "--on", "local", "--recipe", "demo", "-d", root, "--dry-run")
+    assert rendered.returncode == 0, rendered.stderr
+    assert f"root: {root}" in rendered.stdout
+
+
+def test_the_advice_to_train_without_masks_can_be_followed(root: Path, tmp_path: Path, command: Command) -> None:
+    for path in (root / "annotations").glob("*.json"):
+        tree = json.loads(path.read_text())
+        for record in tree["annotations"]:
+            del record["segmentation"]
+        path.write_text(json.dumps(tree))
+    options = ("--recipe", "demo", "--data", root, "--set", "data.num_workers=0")
+    first = command("train", tmp_path / "run", *options)
+    assert first.returncode == 2
+    assert "set model.mask=false" in first.stderr
+    shown = command("config", "show", *options, "--set", "model.mask=false", "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["recipe"] == "faster_demo"
+    again = command("train", tmp_path / "run", *options, "--set", "model.mask=false", "--device", "cuda:99")
+    assert "there is no device 'cuda:99'" in again.stderr  # and nothing about the recipe or another run
+
+
+@pytest.mark.parametrize("name", ["train", "eval", "predict"])
+def test_a_device_that_does_not_exist_lists_those_that_do(
+    name: str, root: Path, tmp_path: Path, command: Command
+) -> None:
+    run = tmp_path / "run"
+    write_run_file(run, replaced(recipe("demo"), {"data.root": str(root)}))
+    images = [root / "val" / "x.jpg"] if name == "predict" else []
+    done = command(name, run, *images, "--device", "cuda:99")
+    assert done.returncode == 2
+    assert "there is no device 'cuda:99' on this machine, which has cpu" in done.stderr
+
+
+def test_devices_and_numbers_of_gpus_exclude_each_other(root: Path, command: Command) -> None:
+    done = command("train", "run", "--recipe", "demo", "--data", root, "--device", "cpu", "--gpus", "1")
+    assert done.returncode == 2
+    assert "--gpus and --device exclude each other" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 warnings"), (1, "1 warning"), (2, "2 warnings"), (1200, "1,200 warnings")]
+)
+def test_one_is_singular(count: int, text: str) -> None:
+    assert count_text(count, "warning") == text
+    assert count_text(2, "class", "classes") == "2 classes"

@@ -1,0 +1,96 @@
+"""A rank that hangs or dies ends the others soon, with an error that names it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from by_hand import kill, start_ranks, train_argv
+from processes import ENV, LONG_S, prepared, wait_for_step
+
+from maskfleet.config.base import replaced
+from maskfleet.config.run import RunConfig
+from maskfleet.training.ranks import watchdog
+from maskfleet.training.ranks.watchdog import Watchdog
+
+STUCK = """
+import sys, time
+import torch.distributed as dist
+from maskfleet.training.ranks import watchdog
+watchdog.POLL_S, watchdog.ANSWER_S, watchdog.EXIT_S = 0.05, 0.2, 0.5
+dog = watchdog.Watchdog(dist.FileStore(sys.argv[1], 1), 0, ["oak", "elm"], timeout_s=0.1)
+with dog.waiting("in a step"):
+    time.sleep(600)
+"""
+HOSTS = {"MASKFLEET_HOSTS": '[["oak", 1], ["elm", 2]]'}
+
+
+def endless(micro: RunConfig, **changes: object) -> RunConfig:
+    schedule = {"train.epoch_schedule": ((4000, None),), "eval.every_epochs": 0, "train.images_per_gpu": 1}
+    return replaced(micro, {**schedule, **changes})
+
+
+@pytest.mark.slow
+def test_a_hung_rank_ends_the_others_within_the_timeout(tmp_path: Path, micro: RunConfig) -> None:
+    run_dir = prepared(tmp_path, endless(micro, **{"train.peer_timeout_s": 3.0}))
+    ranks = start_ranks([train_argv(run_dir)] * 3, env=HOSTS)
+    try:
+        wait_for_step(ranks[0], run_dir, 3)
+        ranks[2].send_signal(signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        printed = [process.communicate(timeout=LONG_S)[0] for process in ranks[:2]]
+        print(f"the others ended after {time.monotonic() - stopped_at:.0f} s")
+    finally:
+        kill(ranks)
+    for process, text in zip(ranks[:2], printed, strict=True):
+        assert process.returncode == 2, text
+        assert "no answer from rank 2 on elm" in " ".join(text.split()), text
+        assert "Traceback" not in text
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "POLL_S", 0.02)
+    monkeypatch.setattr(watchdog, "ANSWER_S", 0.3)
+
+
+def test_collectives_are_aborted_when_one_takes_too_long(quick: None) -> None:
+    aborted = threading.Event()
+    dog = Watchdog(dist.HashStore(), 0, ["oak", "elm"], timeout_s=0.1, abort=aborted.set)
+    with dog.waiting("in a step"):
+        assert aborted.wait(LONG_S)
+        assert dog.lost() == "; no answer from rank 1 on elm"
+    dog.stop()
+    assert dog.aborted
+
+
+def test_a_rank_that_is_busy_with_something_else_is_named(quick: None) -> None:
+    store, hosts, aborted = dist.HashStore(), ["oak", "oak", "elm"], threading.Event()
+    dogs = [Watchdog(store, rank, hosts, timeout_s=LONG_S, abort=aborted.set) for rank in range(3)]
+    with dogs[0].waiting("in a step"), dogs[1].waiting("in a step"):
+        assert dogs[0].lost() == "; rank 2 on elm did not get there"
+        assert aborted.wait(LONG_S), "the result reaches the other rank that waits, long before its own timeout"
+    for dog in dogs:
+        dog.stop()
+
+
+def test_nothing_is_aborted_while_ranks_respond(quick: None) -> None:
+    dog = Watchdog(dist.HashStore(), 0, ["oak"], timeout_s=LONG_S)
+    with dog.waiting("saving"), dog.waiting("in a step"):
+        pass
+    dog.stop()
+    assert not dog.aborted
+
+
+@pytest.mark.slow
+def test_a_rank_exits_when_aborting_does_not_help(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", STUCK, str(tmp_path / "store")]
+    ended = subprocess.run(argv, env=ENV, capture_output=True, text=True, timeout=LONG_S, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert "rank 0 is stuck while in a step; no answer from rank 1 on elm" in ended.stderr
