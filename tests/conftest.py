@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A shell script starts background jobs with SIGINT ignored, and children inherit that; some tests send SIGINT.
@@ -17,5 +20,15 @@ settings.load_profile("maskfleet")
 
 # Tests reach no network; those of downloads use a server of their own.
 os.environ["MASKFLEET_OFFLINE"] = "1"
+
+# Nothing that an earlier session left in the user's caches changes a result, and nothing is left there.
+_CACHES = tempfile.TemporaryDirectory(prefix="maskfleet-test-caches-")
+os.environ["MASKFLEET_CACHE"] = str(Path(_CACHES.name, "maskfleet"))
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(_CACHES.name, "compiled"))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    _CACHES.cleanup()
+
 
 pytest_plugins = ["micro_run", "web_fixtures"]

@@ -181,6 +181,7 @@ def test_a_failed_build_leaves_nothing_behind(write_split: WriteSplit) -> None:
 def test_read_only_data_is_cached_in_the_users_folder(
     split: SplitPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("MASKFLEET_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     # a file where the folder should be refuses writers even when the tests run as root
     (split.annotations.parent / ".maskfleet").write_text("")
@@ -212,6 +213,7 @@ def test_a_user_without_a_home_has_a_cache_in_the_temporary_folder(monkeypatch: 
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
+    monkeypatch.delenv("MASKFLEET_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
     assert store_build.user_cache_dir().is_relative_to(tempfile.gettempdir())

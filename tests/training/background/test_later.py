@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from processes import ENV, LONG_S, as_ranks, copy_of_first_checkpoint, losses, p
 
 from maskfleet.config.base import replaced
 from maskfleet.config.run import RunConfig
+from maskfleet.inference.device import CACHE_VARIABLE
 from maskfleet.model.weights.checkpoint import CheckpointFolder
 from maskfleet.training.run import _when_compiled
 
@@ -21,7 +23,8 @@ CHANGES = {"train.images_per_gpu": 1, "eval.every_epochs": 0, "train.steps_per_e
 
 def output_of(arguments: list[str], run_dir: Path, ranks: int) -> str:
     argv = as_ranks(ranks, run_dir, arguments) if ranks > 1 else [sys.executable, *arguments]
-    done = subprocess.run(argv, env=ENV, check=False, timeout=LONG_S, capture_output=True, text=True)
+    env = ENV | {CACHE_VARIABLE: os.environ[CACHE_VARIABLE]}  # that of the fixture: ENV is older
+    done = subprocess.run(argv, env=env, check=False, timeout=LONG_S, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
