@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -62,3 +63,15 @@ def test_a_run_with_nothing_but_damaged_checkpoints_is_an_error_with_a_remedy(ru
     with pytest.raises(MaskfleetError, match="all 3 checkpoints") as caught:
         load(run_dir, "cpu")
     assert "restore one from a backup" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("checkpoint", "step"), [("best", 2), (1, 1)])
+def test_the_remedy_for_a_damaged_checkpoint_that_was_asked_for_works(
+    run_dir: Path, checkpoint: Literal["best"] | int, step: int
+) -> None:
+    damage(run_dir, step)
+    with pytest.raises(MaskfleetError, match="is damaged") as caught:
+        load(run_dir, "cpu", checkpoint=checkpoint)
+    assert "run the same command again" not in caught.value.remedy, "that gives the same error"
+    assert "--last" in caught.value.remedy
+    assert load(run_dir, "cpu", checkpoint="last").step == 3

@@ -86,14 +86,14 @@ def _chosen(saved: CheckpointFolder, checkpoint: Checkpoint) -> tuple[Snapshot |
                 f"there is no checkpoint of step {checkpoint}",
                 remedy=f"there are those of steps {', '.join(map(str, saved.steps())) or 'none yet'}",
             )
-        return read_checkpoint(saved.path(checkpoint)), "chosen"
+        return _requested(saved, checkpoint), "chosen"
     best = saved.best_step() if checkpoint != "last" else None
     if best is not None:
         try:
             return read_checkpoint(saved.path(best)), "best"
         except DamagedCheckpointError as error:
             if checkpoint == "best":
-                raise
+                raise _not_usable(error) from error
             logger.warning("%s; using the newest intact checkpoint instead of the best one", error.what)
     elif checkpoint == "best":
         raise WeightsError(
@@ -101,6 +101,18 @@ def _chosen(saved: CheckpointFolder, checkpoint: Checkpoint) -> tuple[Snapshot |
             remedy="use the newest one (--last), or evaluate during training (eval.every_epochs)",
         )
     return saved.newest(), "newest"
+
+
+def _requested(saved: CheckpointFolder, step: int) -> Snapshot:
+    try:
+        return read_checkpoint(saved.path(step))
+    except DamagedCheckpointError as error:
+        raise _not_usable(error) from error
+
+
+def _not_usable(error: DamagedCheckpointError) -> WeightsError:
+    """The error for a checkpoint that the user asked for: no other one may take its place."""
+    return WeightsError(error.what, remedy="use the newest intact one (--last), or restore the file from a backup")
 
 
 def _from_file(path: Path) -> tuple[MaskRCNN, RunConfig, Categories, str, int | None]:
