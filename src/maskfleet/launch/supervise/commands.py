@@ -106,7 +106,8 @@ def mpirun(
     argv = ["mpirun", "--hostfile", str(hostfile), "-np", str(slots), "--bind-to", "none", "--map-by", "slot"]
     argv += ["--tag-output", "--output-filename", str(logs), "--mca", "plm_rsh_no_tree_spawn", "1"]
     argv += ["--mca", "plm_rsh_args", "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5"]
-    argv += ["--mca", "orte_launch_agent", f"env {JOB_VARIABLE}={job_id(run_dir)} orted"]
+    marks = f"{JOB_VARIABLE}={job_id(run_dir)} {ATTEMPT}={endpoint.generation}"  # by which supervisors find the daemon
+    argv += ["--mca", "orte_launch_agent", f"env {marks} orted"]
     argv += ["--mca", "btl", "tcp,self"]
     named = [(bare_address(job.hosts[index].address), job.hosts[index].slots) for index in hosts]
     given = {ATTEMPT: str(endpoint.generation), HOSTS: hosts_value(named)}

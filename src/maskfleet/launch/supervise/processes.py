@@ -8,6 +8,8 @@ import signal
 import time
 from pathlib import Path
 
+from maskfleet.system.rank_variables import ATTEMPT
+
 JOB_VARIABLE = "MASKFLEET_JOB"
 
 
@@ -16,10 +18,14 @@ def job_id(run_dir: Path) -> str:
     return hashlib.sha256(str(run_dir).encode()).hexdigest()[:20]
 
 
-def processes_of(job: str) -> list[int]:
-    """Ids of the processes of the job, except this one and its parents."""
+def processes_of(job: str, *, up_to: int | None = None) -> list[int]:
+    """Ids of the processes of the job, except this one and its parents; `up_to` leaves out later generations."""
     wanted = f"{JOB_VARIABLE}={job}".encode()
-    return [pid for pid, variables in _environments() if wanted in variables]
+    return [
+        pid
+        for pid, variables in _environments()
+        if wanted in variables and (up_to is None or _generation(variables) <= up_to)
+    ]
 
 
 def processes_of_all_jobs() -> list[int]:
@@ -51,15 +57,25 @@ def send_signal(pids: list[int], number: signal.Signals = signal.SIGKILL) -> Non
             continue
 
 
-def kill_all(job: str, *, grace_s: float = 10) -> list[int]:
-    """Kill all processes of the job; returns those left after the grace period, such as one stuck in disk I/O."""
+def kill_all(job: str, *, up_to: int | None = None, grace_s: float = 10) -> list[int]:
+    """Kill all processes of the job; returns those left after the grace period, such as one stuck in disk I/O.
+
+    With `up_to`, processes of later generations are spared.
+    """
     deadline = time.monotonic() + grace_s
-    while left := processes_of(job):
+    while left := processes_of(job, up_to=up_to):
         if time.monotonic() > deadline:
             return left
         send_signal(left)
         time.sleep(0.05)
     return []
+
+
+def _generation(variables: list[bytes]) -> int:
+    """The generation that a process with this environment belongs to; -1 if it does not say."""
+    prefix = f"{ATTEMPT}=".encode()
+    values = [one.removeprefix(prefix) for one in variables if one.startswith(prefix)]
+    return int(values[0]) if values and values[0].isdigit() else -1
 
 
 def _environment(folder: Path) -> bytes:

@@ -246,7 +246,7 @@ class Supervisor:
         self.state = "running" if self.job.starter == "mpirun" else "waiting"
         self._wait(self._decided, float("inf"))
         if not self._is_over():
-            kill_all(self.job_id)
+            kill_all(self.job_id, up_to=self.generation)  # the leader's next mpirun may already have its daemon here
 
     def _after_end(self, code: int) -> None:
         """After the ranks of this host have ended: the leader declares the run done or failed, or restarts it."""
