@@ -84,6 +84,15 @@ def test_a_supervisor_on_the_machine_that_asks_knows_at_once(watched: Watched) -
     assert watched.now == 0.0, "nothing had to be watched"
 
 
+def test_what_a_supervisor_said_long_ago_proves_nobody_lost(watched: Watched) -> None:
+    """It cannot write for 15 s, as with a read-only mount; those that it heard until then live on."""
+    old = replace(own_beat(silent_s={1: 1.5, 2: 1.5}), uptime_s=boot_clock() - 15)
+    watched.write(old, other_beat(), other_beat())
+    watched.on_poll = lambda: watched.folder.write_heartbeat(1, other_beat(2))
+    assert watched.states() == ["running", "running", "lost"], "one was seen to change while it was watched"
+    assert watched.now <= WATCH_S + 1
+
+
 def test_a_dead_process_on_this_machine_is_lost_at_once_and_its_number_may_be_used_again(watched: Watched) -> None:
     folder = watched.folder
     for started in (own_beat().started + 1, 0):

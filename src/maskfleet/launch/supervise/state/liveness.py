@@ -94,13 +94,14 @@ class Liveness:
 
 
 def _reported(index: int, heartbeat: Heartbeat | None, others: list[HostView]) -> HostView | None:
-    """What other supervisors say about a host; None if they have not heard it yet."""
+    """What other supervisors say about a host; None if they have not heard it yet, or said so too long ago."""
     alive = [(view.heartbeat, view.silent_s) for view in others if view.heartbeat is not None and view.is_alive]
     heard = [said.silent_s[index] + age_s for said, age_s in alive if index in said.silent_s]
     is_lost = any(index in said.lost for said, _ in alive) or any(
         view.heartbeat is not None and view.heartbeat.is_outcome and index in view.heartbeat.lost for view in others
     )
-    if is_lost or heard:
-        silent_s = min(heard, default=math.inf)
+    silent_s = min(heard, default=math.inf)
+    was_silent = bool(heard) and all(said.silent_s.get(index, math.inf) >= LOST_S for said, _ in alive)
+    if is_lost or was_silent or silent_s < LOST_S:
         return HostView(heartbeat, silent_s, is_alive=not is_lost and silent_s < LOST_S)
-    return None
+    return None  # who cannot write, as to a read-only mount, has not said what it heard since
