@@ -126,6 +126,8 @@ def test_a_file_replaces_the_prices(tmp_path: Path) -> None:
         ('region = "x"\n', "does not say its date and region"),
         ('date = "d"\nregion = "x"\n[hours]\na = 1\n', "unknown part 'hours'"),
         ('date = "d"\nregion = "x"\n[hour]\nnat_gateway = -1\n', "nat_gateway = -1 is not a price"),
+        ('date = "d"\nregion = "x"\nhour = 3\n', "hour is not a table of prices"),
+        ('date = "d"\nregion = "x"\nsources = 3\n', "sources is not a list of texts"),
         ("date = \n", "cannot read the prices"),
     ],
 )
