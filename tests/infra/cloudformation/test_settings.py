@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from maskfleet.cli.infra_stack import StackOptions, _session
 from maskfleet.errors import ConfigError
 from maskfleet.infra.cloudformation.kinds.ec2 import EC2, PARAMETERS, Ec2Cluster
 from maskfleet.infra.cloudformation.session import TEMPLATE_LIMIT, read_settings
@@ -77,6 +78,13 @@ def test_only_what_is_set_or_has_a_default_of_ours_is_sent(tmp_path: Path) -> No
 def test_a_wrong_setting_is_named_with_its_line(tmp_path: Path, line: str, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         settings(tmp_path, f"{GOOD}{line}\n")
+
+
+def test_commands_that_messages_advise_name_the_file(tmp_path: Path) -> None:
+    """Without --config they would be refused."""
+    (tmp_path / "my cluster.yaml").write_text(GOOD)
+    session = _session(StackOptions("ec2", tmp_path / "my cluster.yaml", None))
+    assert session.command("down") == f"maskfleet infra down ec2 --config '{tmp_path}/my cluster.yaml'"
 
 
 def test_a_missing_setting_is_named(tmp_path: Path) -> None:
