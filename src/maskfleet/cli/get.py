@@ -31,12 +31,13 @@ def get(
     from maskfleet.data.get.get import Origin, get_data_set
     from maskfleet.errors import ConfigError
     from maskfleet.log import duration_text
+    from maskfleet.system.web.ranges import shown
 
     if mirror is not None and archives is not None:
         raise ConfigError("--mirror and --archives were both given", remedy="leave out one of them")
     wanted = data_set(name)
     started_at = time.monotonic()
-    source = archives or mirror or wanted.addresses[0]
+    source = archives or shown(mirror or wanted.addresses[0])
     err.print(f"Getting {name} from {source} -> {destination}", markup=False)
     with transfer_progress("fetching") as report_progress:
         done = get_data_set(

@@ -114,7 +114,7 @@ def _session(options: StackOptions) -> StackSession:
     kind = _kind(options.kind)
     config = read_settings(options.config, kind)
     prices = read_prices(options.prices)
-    return StackSession(kind, config, Aws(config.region), TerminalView(yes=options.yes), prices)
+    return StackSession(kind, config, Aws(config.region), TerminalView(yes=options.yes), prices, options.config)
 
 
 def _kind(name: str) -> StackKind:

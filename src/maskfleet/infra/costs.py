@@ -55,12 +55,17 @@ def read_prices(file: Path | None = None) -> Prices:
     if unknown or "date" not in data or "region" not in data:
         what = f"has an unknown part {sorted(unknown)[0]!r}" if unknown else "does not say its date and region"
         raise ConfigError(f"{where} {what}", remedy=remedy)
+    sources = data.get("sources", [])
+    if not isinstance(sources, list) or not all(isinstance(one, str) for one in sources):
+        raise ConfigError(f"{where}: sources is not a list of texts", remedy=remedy)
     for section in data.keys() & _SECTIONS.keys():
+        if not isinstance(data[section], dict):
+            raise ConfigError(f"{where}: {section} is not a table of prices", remedy=remedy)
         for name, value in data[section].items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
                 raise ConfigError(f"{where}: {section}: {name} = {value!r} is not a price", remedy=remedy)
     table = {section: data.get(section, {}) for section in _SECTIONS}
-    return Prices(str(data["date"]), str(data["region"]), tuple(data.get("sources", ())), table)
+    return Prices(str(data["date"]), str(data["region"]), tuple(sources), table)
 
 
 def estimate(billed: Sequence[Billed], prices: Prices, *, region: str) -> list[str]:

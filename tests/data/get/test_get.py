@@ -179,6 +179,11 @@ def test_unknown_data_sets_and_two_sources_are_errors(tmp_path: Path) -> None:
         catalogue.data_set("imagenet")
     done = CliRunner().invoke(app, ["data", "get", "coco2017", "x", "--mirror", "https://a", "--archives", "b"])
     assert "both given" in str(done.exception)
+    done = CliRunner().invoke(
+        app, ["data", "get", "coco2017", str(tmp_path), "--mirror", "https://me:secret@host/coco"]
+    )
+    assert "Getting coco2017 from https://host/coco" in done.output
+    assert "secret" not in done.output
 
 
 def test_the_catalogue_is_coco() -> None:

@@ -43,6 +43,21 @@ def indexed(folder: Path) -> dict[str, bytes]:
     return found
 
 
+def test_a_check_against_another_source_keeps_the_manifest(tmp_path: Path) -> None:
+    """Such as --check without the --shards of the staging: the files that the manifest lists are all right."""
+    source, there = write(tmp_path / "set", FILES), tmp_path / "there"
+    bring(source, there, shard_bytes=20_000)
+    manifest = (there / "manifest.jsonl").read_bytes()
+    with pytest.raises(DataError, match="missing or changed"):
+        recheck(source, there)
+    assert (there / "manifest.jsonl").read_bytes() == manifest
+    (there / "annotations" / "instances_train2017.json").write_bytes(b"[]" * 600)
+    with pytest.raises(DataError, match="missing or changed"):
+        recheck(source, there)
+    assert not (there / "manifest.jsonl").exists(), "one of its files changed"
+    assert bring(source, there, shard_bytes=20_000).files_copied == 1, "the shards are not copied again"
+
+
 def test_shards_hold_the_images_and_the_index_finds_them(tmp_path: Path) -> None:
     source = write(tmp_path / "set", FILES)
     done = bring(source, tmp_path / "there", shard_bytes=20_000)

@@ -71,6 +71,18 @@ def test_a_zone_without_the_type_names_those_that_have_it(stubbed: StubbedAws, z
     assert caught.value.remedy.endswith("us-east-1c, us-east-1d")
 
 
+def test_the_first_zone_is_never_a_local_zone(stubbed: StubbedAws) -> None:
+    """Local Zones that the account uses are listed too, and sort before the first Availability Zone."""
+    stubbed.identity()
+    rows = [
+        {"ZoneName": "us-west-2-lax-1a", "State": "available", "ZoneType": "local-zone"},
+        {"ZoneName": "us-west-2a", "State": "available", "ZoneType": "availability-zone"},
+    ]
+    stubbed.answer("ec2", "describe_availability_zones", {"AvailabilityZones": rows})
+    offers(stubbed, "us-west-2a")
+    assert check(stubbed, Needs((InstanceNeed("worker_instance_type", "p5.48xlarge", 0),))) == []
+
+
 def test_a_zone_that_does_not_exist(stubbed: StubbedAws) -> None:
     stubbed.identity()
     has_zones(stubbed, "us-east-1a", "us-east-1b")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from maskfleet.cli.infra_stack import StackOptions, _session
 from maskfleet.errors import ConfigError
 from maskfleet.infra.cloudformation.kinds.ec2 import EC2, PARAMETERS, Ec2Cluster
 from maskfleet.infra.cloudformation.session import TEMPLATE_LIMIT, read_settings
@@ -79,6 +80,13 @@ def test_a_wrong_setting_is_named_with_its_line(tmp_path: Path, line: str, what:
         settings(tmp_path, f"{GOOD}{line}\n")
 
 
+def test_commands_that_messages_advise_name_the_file(tmp_path: Path) -> None:
+    """Without --config they would be refused."""
+    (tmp_path / "my cluster.yaml").write_text(GOOD)
+    session = _session(StackOptions("ec2", tmp_path / "my cluster.yaml", None))
+    assert session.command("down") == f"maskfleet infra down ec2 --config '{tmp_path}/my cluster.yaml'"
+
+
 def test_a_missing_setting_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="key_name is missing"):
         settings(tmp_path, "name: fleet\ns3_bucket: data\n")
@@ -126,6 +134,8 @@ def test_a_file_replaces_the_prices(tmp_path: Path) -> None:
         ('region = "x"\n', "does not say its date and region"),
         ('date = "d"\nregion = "x"\n[hours]\na = 1\n', "unknown part 'hours'"),
         ('date = "d"\nregion = "x"\n[hour]\nnat_gateway = -1\n', "nat_gateway = -1 is not a price"),
+        ('date = "d"\nregion = "x"\nhour = 3\n', "hour is not a table of prices"),
+        ('date = "d"\nregion = "x"\nsources = 3\n', "sources is not a list of texts"),
         ("date = \n", "cannot read the prices"),
     ],
 )

@@ -135,7 +135,14 @@ def test_a_redirect_is_followed_but_not_out_of_encryption(url: str, web: WebServ
 
 
 @pytest.mark.parametrize(
-    "address", ["file:///etc/passwd", "ftp://host/file", "https://", "https://me:secret@host/file"]
+    "address",
+    [
+        "file:///etc/passwd",
+        "ftp://host/file",
+        "https://",
+        "https://me:secret@host/file",
+        "https://me:secret@[host/file",
+    ],
 )
 def test_other_addresses_are_refused(address: str) -> None:
     with pytest.raises(WebError, match="not an address") as raised:

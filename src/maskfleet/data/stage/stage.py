@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from maskfleet.data.files.shard_index import INDEX_NAME
@@ -117,14 +117,16 @@ def _check_all(job: _Job, *, may_write: bool) -> Tally:
         add_index(job.index)
     num_files, num_bytes = job.index.source_total()
     tally = Tally(files=num_files, total_bytes=num_bytes)
-    problems = []
+    problems, is_manifest_wrong = [], False
     with closing(_each(job, job.index.files(), check_file, tally)) as results:
         for file, result in results:
             if isinstance(result, FileProblem):
                 problems.append(result)
+                is_manifest_wrong |= file.record is not None
                 job.index.delete(file.item.path)
-    if problems and may_write:
-        job.target.reopen(job.index.records())
+    # A file that was never staged there, as all are if `source` is the wrong one, does not make the manifest wrong.
+    if is_manifest_wrong and may_write:
+        job.target.reopen(chain(job.index.records(), job.index.other_records()))
     as_writer = "" if may_write else ", as a user who may write there"
     remedy = f"run the same command without --check{as_writer}"
     _raise_for(problems, f"{job.target.name} has missing or changed files", remedy)

@@ -91,7 +91,12 @@ def _zone(aws: Aws, needs: Needs) -> str:
     if needs.subnets:
         return _zone_of_subnets(aws, needs)
     answer = aws.call("ec2", "describe_availability_zones")
-    zones = sorted(one["ZoneName"] for one in answer["AvailabilityZones"] if one["State"] == "available")
+    # Local Zones that the account uses are listed too; some sort before the first Availability Zone.
+    zones = sorted(
+        one["ZoneName"]
+        for one in answer["AvailabilityZones"]
+        if one["State"] == "available" and one.get("ZoneType", "availability-zone") == "availability-zone"
+    )
     if needs.zone is not None and needs.zone not in zones:
         raise InfraError(
             f"{aws.region} has no availability zone {needs.zone}", remedy=f"choose one of {', '.join(zones)}"

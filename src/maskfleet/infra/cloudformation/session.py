@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ class StackSession:
     aws: Aws
     view: InfraView
     prices: Prices
+    config_file: Path | None = None
 
     @property
     def name(self) -> str:
@@ -46,7 +48,8 @@ class StackSession:
 
     def command(self, verb: str) -> str:
         """The command line of an infra command for this kind of stack."""
-        return f"maskfleet infra {verb} {self.kind.name}"
+        config = f" --config {shlex.quote(str(self.config_file))}" if self.config_file is not None else ""
+        return f"maskfleet infra {verb} {self.kind.name}{config}"
 
     def template(self) -> str:
         """The text of the template."""

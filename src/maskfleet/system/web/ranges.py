@@ -105,7 +105,10 @@ def read_whole(url: str, *, limit_bytes: int) -> bytes:
 
 def shown(url: str) -> str:
     """An address for messages, without a password and without a query, which may hold a signature."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # its parts, and so a password in it, cannot be told apart
+        return "the address that was given"
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
@@ -125,8 +128,13 @@ def _found(url: str) -> WebFile:
 
 
 def _expect_address(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("https", "http") or not parts.hostname or "@" in parts.netloc:
+    try:
+        parts = urlsplit(url)
+        is_complete = parts.scheme in ("https", "http") and bool(parts.hostname) and parts.port != 0
+        is_usable = is_complete and "@" not in parts.netloc
+    except ValueError:
+        is_usable = False
+    if not is_usable:
         raise WebError(
             f"{shown(url)} is not an address to download from",
             remedy="write https://host/path, without a user name or password",
