@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("coco", "rle", "image", "weights", "yaml", "handle")
+NAMES = ("coco", "rle", "image", "weights", "yaml", "handle", "http")
 CASE_S = 10  # CPU time of a case; one that takes longer is a finding
 HANG_S = 60  # CPU time of a case in compiled code, which the timer cannot interrupt
 BLOCKED_S = 600  # time of a case that may be waiting for something

@@ -5,12 +5,16 @@ A case is bytes. The code may give a result or raise a MaskfleetError; everythin
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import pickle
 import random
+import re
 import shutil
+import socket
 import struct
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +27,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+import maskfleet
 from maskfleet.config.base import replaced
 from maskfleet.config.load import dump, resolve
 from maskfleet.config.model import ModelConfig
@@ -46,7 +51,14 @@ from maskfleet.launch.ssh.hosts import parse_host
 from maskfleet.model.build import build_mask_rcnn
 from maskfleet.model.weights import Labels, file_config, fit, read_file, save_tensorpack, save_weights
 from maskfleet.rle import RleError, bad_mask, check_runs, rle_pixels, runs_from_text, text_from_runs
+from maskfleet.serve.app import App
+from maskfleet.serve.batching import DetectionQueue
+from maskfleet.serve.detection import DetectionService
+from maskfleet.serve.page.guard import own_pages_only
+from maskfleet.serve.page.site import Site
+from maskfleet.serve.server import AppServer
 
+HTTP_S = 120  # longest wait for an answer
 NUMBERS = [0, 1, -1, 2, 255, 256, 32767, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64, -(2**31)]
 SMALL_MODEL = {
     "num_categories": 3,
@@ -317,6 +329,79 @@ _HANDLE = st.lists(_PART | st.text(max_size=3), max_size=12).map(
 )
 
 
+# HTTP requests
+
+
+@cache
+def _server(folder: Path) -> AppServer:
+    """`maskfleet serve` with a small model of random weights, on a free port of loopback, until this process ends."""
+    _weights(folder)
+    detector = maskfleet.load(folder / "ours.safetensors", device="cpu")
+    service = DetectionService(DetectionQueue(detector, batch_size=2), source="random", default_score=0.0)
+    site = Site(detector, service, None, default_score=0.0)
+    server = AppServer(App(site.routes, guard=own_pages_only()), "127.0.0.1", 0)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+@st.composite
+def _http_cases(draw: st.DrawFn) -> bytes:
+    """A request with a changed body, whose length is true in most cases, or with changed lines before it."""
+    rng = _random(draw(_SEED))
+    kind = draw(st.sampled_from(["image/jpeg", "image/png", "application/json", "text/plain", ""]))
+    body = draw(st.sampled_from(_images()))
+    if kind == "application/json":
+        encoded = base64.b64encode(body).decode()
+        asked = {"image": encoded} | draw(st.just({}) | st.dictionaries(st.just("score"), _JSON))
+        body = json.dumps(draw(st.sampled_from([asked, {"images": [encoded] * 2}, [encoded]]) | _JSON)).encode()
+    body = mutate(body, rng) if draw(st.booleans()) else body
+    method, path = draw(st.sampled_from(["POST", "GET", "PUT", "HEAD"])), draw(st.sampled_from(_PATHS))
+    length = len(body) if draw(st.integers(0, 5)) else draw(st.sampled_from(NUMBERS))
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\r\n"
+    return (mutate(head.encode(), rng) if draw(st.booleans()) else head.encode()) + body
+
+
+def _run_http(case: bytes, folder: Path) -> None:
+    with socket.create_connection(("127.0.0.1", _server(folder).server_port), timeout=HTTP_S) as connection:
+        with suppress(BrokenPipeError, ConnectionResetError):  # the server may answer before it has read everything
+            connection.sendall(case)
+            connection.shutdown(socket.SHUT_WR)
+        answer = _read_all(connection)
+    status = re.match(rb"HTTP/1\.1 ([0-9]{3}) ", answer)
+    assert status or _is_cut_off(case, answer), f"the answer is {answer[:80]!r}"
+    assert b"HTTP/1.1 500" not in answer, "the server failed"
+
+
+def _read_all(connection: socket.socket) -> bytes:
+    parts = []
+    with suppress(ConnectionResetError):
+        while part := connection.recv(1 << 16):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def _is_cut_off(case: bytes, answer: bytes) -> bool:
+    """Whether no status is due: the request ends too early, or it is one of HTTP/0.9, which has no status lines."""
+    lines, _, body = case.partition(b"\r\n\r\n")
+    lengths = re.findall(rb"(?mi)^content-length:[ \t]*([0-9]{1,18})[ \t]*\r?$", lines)
+    is_old = len(lines.split(b"\n")[0].split()) < 3
+    return is_old or (not answer and (not body or any(int(one) > len(body) for one in lengths)))
+
+
+_PATHS = [
+    "/detect",
+    "/invocations",
+    "/draw",
+    "/model",
+    "/images?start=1&count=9",
+    "/image?id=1",
+    "/ping",
+    "/",
+    "/a%00b",
+]
+_PATHS += ["/detect?score=0.5", "/detect?score=nan", "/../../etc/passwd", "//[", "http://[::1/detect", "/api", "/a%00b"]
+
+
 def fuzzers(folder: Path) -> dict[str, Fuzzer]:
     """Every fuzzer by its name; `folder` is for sample files."""
     return {
@@ -326,4 +411,5 @@ def fuzzers(folder: Path) -> dict[str, Fuzzer]:
         "weights": Fuzzer(_weights_cases(folder), _run_weights),
         "yaml": Fuzzer(mutated(_configs) | _YAML_TEXT | _JSON.map(lambda v: json.dumps(v).encode()), _run_yaml),
         "handle": Fuzzer(mutated(partial(list, _HANDLES)) | _HANDLE, _run_handle),
+        "http": Fuzzer(_http_cases(), _run_http),
     }

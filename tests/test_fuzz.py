@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "scripts" / "fuzz.py"
-NAMES = ("coco", "rle", "image", "weights", "yaml", "handle")
+NAMES = ("coco", "rle", "image", "weights", "yaml", "handle", "http")
 
 
 def fuzz(*arguments: object, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:

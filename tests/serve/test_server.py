@@ -167,6 +167,23 @@ def test_wrong_paths_methods_and_lengths(server: AppServer) -> None:
     assert raw(server, head + expects).startswith(b"HTTP/1.1 413 ")
 
 
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [(b"GET //[ HTTP/1.1", 404), (b"GET http://[::1/ping HTTP/1.1", 400), (b"nonsense", 400), (b"GET / HTTP/9.9", 505)],
+)
+def test_a_malformed_request_line_gets_a_status_and_a_remedy(
+    server: AppServer, request_line: bytes, status: int
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=60) as connection:
+        connection.sendall(request_line + b"\r\nHost: localhost\r\n\r\n")
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        content = json.loads(answer.read())
+    assert answer.status == status
+    assert content["error"]
+    assert content["remedy"]
+
+
 @pytest.mark.slow
 def test_a_body_of_100_mb_is_refused_without_keeping_it(server: AppServer) -> None:
     before = _peak_mib()

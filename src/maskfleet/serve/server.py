@@ -101,11 +101,18 @@ class _Connection(BaseHTTPRequestHandler):
             return False
         return super().handle_expect_100()
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What http.server refuses by itself, such as a line that is no request, in the form of our own errors."""
+        self.request_version = self.protocol_version  # http.server answers such a line without a status
+        what = f"this is no valid HTTP request: {(message or explain or 'refused')[:200]}"
+        self._send(error_response(RequestError(code, what, remedy="send a request of HTTP/1.1")), close=True)
+
     def log_message(self, format: str, *args: Any) -> None:
         logger.debug(format, *args)
 
     def _answer(self) -> None:
         try:
+            path, query = self._path_and_query()
             length = self._length()
         except RequestError as error:
             if error.status == 413:
@@ -116,11 +123,17 @@ class _Connection(BaseHTTPRequestHandler):
         if len(body) < length:
             self.close_connection = True
             return  # the client is gone
-        parts = urlsplit(self.path)
         headers = {name.lower(): value for name, value in self.headers.items()}
-        request = Request(self.command, parts.path, dict(parse_qsl(parts.query)), headers, body)
+        request = Request(self.command, path, query, headers, body)
         with self.server.answering():
             self._send(self.server.app.answer(request))
+
+    def _path_and_query(self) -> tuple[str, dict[str, str]]:
+        try:
+            parts = urlsplit(self.path)
+            return parts.path, dict(parse_qsl(parts.query))
+        except ValueError as error:  # such as brackets that enclose no address
+            raise RequestError(400, f"the path is malformed: {error}", remedy="send a path such as /ping") from error
 
     def _length(self) -> int:
         """The size of the body, checked."""
