@@ -42,6 +42,12 @@ def test_flags_have_no_type_in_the_help(command: Command) -> None:
         assert re.search(r"--help +-h ", text)
 
 
+def test_every_command_is_under_a_heading_of_the_help(command: Command) -> None:
+    text = command("--help").stdout
+    assert "Train and evaluate" in text
+    assert "Commands" not in text, "the heading of commands that have none of their own"
+
+
 def test_make_help_lists_every_target() -> None:
     text = (ROOT / "Makefile").read_text()
     targets = re.findall(r"^([a-z][a-z0-9-]*):", text, re.MULTILINE)

@@ -45,34 +45,42 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("demo")(demo_command.demo)
-app.command("train")(train_command.train)
-app.command("eval")(evaluate_command.evaluate)
-app.command("predict")(predict_command.predict)
-app.command("export")(export_command.export)
-app.command("report")(report_command.report)
-app.command("runs")(runs_command.runs)
-app.command("serve")(serve_command.serve)
-app.command("board")(board_command.board)
-app.add_typer(data_command.app, name="data")
-app.command("launch")(launch_command.launch)
-app.command("status")(jobs_command.status)
-app.command("logs")(jobs_command.logs)
-app.command("explain")(jobs_command.explain)
-app.command("cancel")(jobs_command.cancel)
-app.command("ls")(files_command.ls)
-app.command("cp")(files_command.cp)
-app.command("fetch")(files_command.fetch)
-app.command("notebook")(notebook_command.notebook)
-app.add_typer(endpoint_command.app, name="endpoint")
-app.add_typer(infra_command.app, name="infra")
-app.add_typer(image_command.app, name="image")
-app.add_typer(config_command.app, name="config")
-app.add_typer(weights_command.app, name="weights")
-app.add_typer(cache_command.app, name="cache")
-app.command("doctor")(doctor_command.doctor)
-app.command("bench")(bench_command.bench)
-app.add_typer(sagemaker_command.app, name="sagemaker")
+
+# Headings of `maskfleet --help`, in this order.
+_TRAIN = "Train and evaluate"
+_RESULTS = "Look at results"
+_LAUNCH = "Run on other machines"
+_DATA = "Data and weights"
+_SETTINGS = "Settings and containers"
+
+app.command("demo", rich_help_panel=_TRAIN)(demo_command.demo)
+app.command("train", rich_help_panel=_TRAIN)(train_command.train)
+app.command("eval", rich_help_panel=_TRAIN)(evaluate_command.evaluate)
+app.command("predict", rich_help_panel=_TRAIN)(predict_command.predict)
+app.command("export", rich_help_panel=_TRAIN)(export_command.export)
+app.command("bench", rich_help_panel=_TRAIN)(bench_command.bench)
+app.command("report", rich_help_panel=_RESULTS)(report_command.report)
+app.command("runs", rich_help_panel=_RESULTS)(runs_command.runs)
+app.command("serve", rich_help_panel=_RESULTS)(serve_command.serve)
+app.command("board", rich_help_panel=_RESULTS)(board_command.board)
+app.command("doctor", rich_help_panel=_LAUNCH)(doctor_command.doctor)
+app.command("launch", rich_help_panel=_LAUNCH)(launch_command.launch)
+app.command("status", rich_help_panel=_LAUNCH)(jobs_command.status)
+app.command("logs", rich_help_panel=_LAUNCH)(jobs_command.logs)
+app.command("explain", rich_help_panel=_LAUNCH)(jobs_command.explain)
+app.command("cancel", rich_help_panel=_LAUNCH)(jobs_command.cancel)
+app.command("ls", rich_help_panel=_LAUNCH)(files_command.ls)
+app.command("cp", rich_help_panel=_LAUNCH)(files_command.cp)
+app.command("fetch", rich_help_panel=_LAUNCH)(files_command.fetch)
+app.command("notebook", rich_help_panel=_LAUNCH)(notebook_command.notebook)
+app.add_typer(infra_command.app, name="infra", rich_help_panel=_LAUNCH)
+app.add_typer(image_command.app, name="image", rich_help_panel=_LAUNCH)
+app.add_typer(endpoint_command.app, name="endpoint", rich_help_panel=_LAUNCH)
+app.add_typer(data_command.app, name="data", rich_help_panel=_DATA)
+app.add_typer(weights_command.app, name="weights", rich_help_panel=_DATA)
+app.add_typer(config_command.app, name="config", rich_help_panel=_SETTINGS)
+app.add_typer(cache_command.app, name="cache", rich_help_panel=_SETTINGS)
+app.add_typer(sagemaker_command.app, name="sagemaker", rich_help_panel=_SETTINGS)
 
 
 def _print_version(requested: bool) -> None:
