@@ -14,6 +14,7 @@ import typer
 from maskfleet.cli.console import err, out, print_raw
 from maskfleet.cli.get import get
 from maskfleet.cli.options import JsonOption
+from maskfleet.cli.outputs import expect_writable
 from maskfleet.cli.stage import preload, stage, status
 from maskfleet.errors import DataError
 from maskfleet.log import count_text
@@ -113,6 +114,7 @@ def inspect(
     page = page or (None if as_json else Path("inspect.html"))
     if page is not None:
         expect_replaceable(page)
+        expect_writable(page, option="--out")
     try:
         found, notes = splits_to_inspect(located(path), split or [], annotations=annotations, images=images)
         with _progress() as report_progress:

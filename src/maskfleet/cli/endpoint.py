@@ -122,13 +122,14 @@ def invoke(
 
     An image that cannot be used is reported, and the others are still done; the exit code is then 2.
     """
-    from maskfleet.cli.predict import draw_all
+    from maskfleet.cli.predict import draw_all, expect_outputs
     from maskfleet.inference.sources import find_sources
     from maskfleet.launch.sagemaker.endpoint.invoke import EndpointClient
     from maskfleet.launch.sagemaker.services import Services
     from maskfleet.serve.client import RemoteModel
 
     sources = find_sources(images)
+    expect_outputs(sources, out_dir)
     client = EndpointClient(Services(region), name)
     model = RemoteModel(client.send, at_once=at_once, max_bytes=client.max_bytes, size_remedy=client.size_remedy)
     try:

@@ -10,6 +10,7 @@ import typer
 
 from maskfleet.cli.console import out
 from maskfleet.cli.options import BestOption, LastOption, StepOption, chosen_checkpoint
+from maskfleet.cli.outputs import expect_writable
 from maskfleet.errors import ConfigError
 
 Format = Literal["safetensors", "npz", "torch", "onnx"]
@@ -36,6 +37,7 @@ def export(
     from maskfleet.model.weights import labels_of, save_tensorpack, save_weights
 
     path = _target(run, to, out_file)
+    expect_writable(path, option="--out")
     if to == "onnx":
         _check_package()
     detector = load(run, "cpu", checkpoint=chosen_checkpoint(best=best, last=last, step=step))

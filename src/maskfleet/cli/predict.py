@@ -15,6 +15,7 @@ import typer
 
 from maskfleet.cli.console import err, out, print_error
 from maskfleet.cli.options import BestOption, DeviceOption, LastOption, StepOption, chosen_checkpoint
+from maskfleet.cli.outputs import expect_writable
 from maskfleet.errors import DataError, LaunchError, MaskfleetError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from maskfleet.inference.detector import Detector
     from maskfleet.inference.sources import MediaFile, Picture
 
+RESULTS = "detections.json"
 IMAGES_AT_A_TIME = 64  # decoded images and their detections are in memory together
 
 
@@ -54,10 +56,29 @@ def predict(
     from maskfleet.inference.load import load
     from maskfleet.inference.sources import find_sources
 
-    detector = load(weights, device, checkpoint=chosen_checkpoint(best=best, last=last, step=step))
     sources = find_sources(images)
+    expect_outputs(sources, out_dir)
+    detector = load(weights, device, checkpoint=chosen_checkpoint(best=best, last=last, step=step))
     threshold = detector.run.eval.show_score_threshold if score is None else score
     draw_all(LocalModel(detector), sources, out_dir, threshold)
+
+
+def expect_outputs(sources: Sequence[MediaFile], out_dir: Path) -> None:
+    """Raise before the work if results cannot be written to `out_dir`, or would replace one of `sources`."""
+    expect_writable(out_dir / RESULTS, option="--out")
+    inputs = {source.path.resolve() for source in sources if source.url is None}
+    for source in sources:
+        target = drawn_path(source, out_dir)
+        if target.resolve() in inputs:
+            raise DataError(
+                f"what is drawn on {source.name} would replace the file {target}, which is one of the inputs",
+                remedy="choose another folder with --out",
+            )
+
+
+def drawn_path(source: MediaFile, out_dir: Path) -> Path:
+    """The file for what is drawn on `source`."""
+    return out_dir / f"{source.output}{'.mp4' if source.is_video else '.png'}"
 
 
 def draw_all(model: DrawingModel, sources: Sequence[MediaFile], out_dir: Path, threshold: float) -> None:
@@ -65,7 +86,7 @@ def draw_all(model: DrawingModel, sources: Sequence[MediaFile], out_dir: Path, t
     out_dir.mkdir(parents=True, exist_ok=True)
     with DrawnResults(model, out_dir, threshold) as prediction:
         prediction.run(sources)
-    out.print(f"all detections are in {out_dir / 'detections.json'}", markup=False)
+    out.print(f"all detections are in {out_dir / RESULTS}", markup=False)
     if prediction.failed:
         raise DataError(
             f"{len(prediction.failed)} of {len(sources)} files could not be used, see above; the others are done",
@@ -143,7 +164,7 @@ class DrawnResults:
         from maskfleet.system.files import replacing
 
         self._downloads = Path(self._open.enter_context(tempfile.TemporaryDirectory()))
-        self._json: BinaryIO = self._open.enter_context(replacing(self.out_dir / "detections.json"))
+        self._json: BinaryIO = self._open.enter_context(replacing(self.out_dir / RESULTS))
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -190,7 +211,7 @@ class DrawnResults:
         for (source, picture), result in zip(read, started, strict=True):
             with self._reported(source):
                 detections = result.result()
-                target = self._target(source, ".png")
+                target = self._target(source)
                 shown = detections[detections.scores > self.threshold]
                 save_picture(target, self.model.draw(picture, shown))
                 self._write(detections, {"file_name": source.name})
@@ -200,7 +221,7 @@ class DrawnResults:
     def _draw_video(self, source: MediaFile) -> None:
         from maskfleet.inference.sources import VideoOutput, frames
 
-        target, path = self._target(source, ".mp4"), source.fetched(self._downloads)
+        target, path = self._target(source), source.fetched(self._downloads)
         with VideoOutput(target) as video:
             for number, (frame, fps) in enumerate(frames(path, max_mpx=self.model.max_mpx)):
                 picture = self.model.frame(frame)
@@ -209,8 +230,8 @@ class DrawnResults:
                 self._write(detections, {"file_name": source.name, "frame": number})
         out.print(f"{source.name} → {target}: {number + 1} frames", markup=False)
 
-    def _target(self, source: MediaFile, suffix: str) -> Path:
-        target = self.out_dir / f"{source.output}{suffix}"
+    def _target(self, source: MediaFile) -> Path:
+        target = drawn_path(source, self.out_dir)
         target.parent.mkdir(parents=True, exist_ok=True)
         return target
 

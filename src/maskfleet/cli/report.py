@@ -9,6 +9,7 @@ import typer
 
 from maskfleet.cli.console import err, out
 from maskfleet.cli.options import DeviceOption
+from maskfleet.cli.outputs import expect_writable
 from maskfleet.errors import ConfigError
 
 COMPARISON_FILE = Path("comparison.html")
@@ -45,6 +46,8 @@ def report(
         raise ConfigError("a run is named twice", remedy="name each run once")
     for folder in folders:  # before the first one takes minutes
         checked_run(folder)
+    path = (output or (folders[0] / FILE if len(folders) == 1 else COMPARISON_FILE)).expanduser()
+    expect_writable(path, option="--output")
     examples = ONE_RUN if len(folders) == 1 else OF_SEVERAL
     records = []
     with Progress(console=err, transient=True) as bar:
@@ -59,6 +62,5 @@ def report(
     for record in records:
         for note in record.notes:
             err.print(f"{record.name}: {note}", markup=False)
-    path = output or (folders[0] / FILE if len(folders) == 1 else COMPARISON_FILE)
-    write_report(path.expanduser(), with_distinct_names(records, folders))
+    write_report(path, with_distinct_names(records, folders))
     out.print(str(path), markup=False)

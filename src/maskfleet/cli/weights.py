@@ -13,6 +13,7 @@ import typer
 
 from maskfleet.cli.console import byte_progress, out, print_raw
 from maskfleet.cli.options import JsonOption, RecipeOption, SetOption
+from maskfleet.cli.outputs import expect_writable
 
 if TYPE_CHECKING:
     from maskfleet.config.model import ModelConfig
@@ -128,6 +129,7 @@ def convert(
     from maskfleet.model.weights.load import whole_state
 
     check_suffix(to)
+    expect_writable(to, option="OUT")
     opened = read_file(file)
     config = _target(opened, file_config(opened, source=source, legacy_2018=legacy_2018), recipe, set_ or [])
     if num_classes is not None:

@@ -67,6 +67,14 @@ def replacing_by_path(path: Path) -> Iterator[Path]:
         move_into_place(temporary, path)
 
 
+def expect_new_file(folder: Path) -> None:
+    """Raise OSError unless a file can be created in `folder`."""
+    with _temporary(folder / "file", folder) as temporary:
+        with _new_file(temporary, durable=False):
+            pass
+        temporary.unlink()
+
+
 def write_once(path: Path, content: str) -> bool:
     """Create `path` with all of its content; False, and no change, if it exists: the first of several writers wins."""
     with _temporary(path, path.parent) as temporary:
