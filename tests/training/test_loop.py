@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,17 +17,20 @@ from typing import Any
 import pytest
 from processes import losses, same_weights
 
+from maskfleet.batch import Batch
 from maskfleet.config.base import replaced
 from maskfleet.config.run import RunConfig
 from maskfleet.errors import TrainingError
 from maskfleet.model.weights.checkpoint import CheckpointFolder, read_checkpoint
+from maskfleet.ops.recorder import RerunRecorder
 from maskfleet.system.signals import StopRequest
-from maskfleet.training import checkpoint, loop, validate
+from maskfleet.training import checkpoint, loop, run, validate
 from maskfleet.training.checkpoint import CheckpointStore
 from maskfleet.training.loop import Saver, StoppedError
 from maskfleet.training.output.metrics import read_metrics
 from maskfleet.training.run import train
 from maskfleet.training.state import Progress
+from maskfleet.training.step.compiled import CompiledStepRunner, Toolchain, make_step_runner
 from maskfleet.training.validate import EvaluationStoppedError, Validator
 
 EVALUATED = 12  # the step of the first evaluation of the micro run
@@ -205,6 +212,29 @@ def test_patience_ends_a_run_without_a_better_ap_and_more_of_it_continues(
     assert max(record["step"] for record in read_metrics(tmp_path)) == 4 * 6, "it is over for the next process as well"
     train(replaced(config, {"train.patience": None}), tmp_path)
     assert max(record["step"] for record in read_metrics(tmp_path)) == 6 * 6
+
+
+@pytest.mark.slow
+def test_nothing_is_saved_after_a_loss_that_is_not_finite(
+    tmp_path: Path, micro: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"train.compile": True, "train.log_every_steps": 1000, "eval.every_epochs": 0}
+    config = replaced(micro, {**changes, "checkpoint.every_minutes": 1e-9})  # saves after every step
+    toolchain = Toolchain(lambda function: function, RerunRecorder())
+    monkeypatch.setattr(run, "make_step_runner", partial(make_step_runner, toolchain=toolchain))
+    steps, real = itertools.count(1), CompiledStepRunner.step
+
+    def step(self: CompiledStepRunner, batch: Batch, **options: Any) -> Any:
+        if next(steps) == 3:
+            batch = dataclasses.replace(
+                batch, targets=dataclasses.replace(batch.targets, boxes=batch.targets.boxes + math.nan)
+            )
+        return real(self, batch, **options)
+
+    monkeypatch.setattr(CompiledStepRunner, "step", step)
+    with pytest.raises(TrainingError, match="not a finite number"):
+        train(config, tmp_path)
+    assert CheckpointFolder(tmp_path / "checkpoints").steps() == [1, 2]
 
 
 @pytest.mark.slow

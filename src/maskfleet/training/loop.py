@@ -286,6 +286,9 @@ class Saver:
 
 
 def _save(run: Run, progress: Progress) -> None:
+    """Save after an update, unless a loss was not finite: steps since then had no update, and statistics may be NaN."""
+    with run.ranks.reporting_lost_ranks("before a checkpoint"):
+        run.runner.expect_finite()
     sums_of_ranks = run.ranks.gather(run.metrics.state_dict())
     if sums_of_ranks is None:
         return

@@ -94,6 +94,10 @@ class SwitchingRunner:
         self._step_s.append(self._tools.clock() - started_at)
         return results
 
+    def expect_finite(self) -> None:
+        """Raise TrainingError if a loss or gradient was not finite."""
+        self._runner.expect_finite()
+
     def after_update(self, steps_left: int) -> None:
         """Decide, look after the children, or switch, if it is time to; all ranks call this after every update."""
         self._updates += 1

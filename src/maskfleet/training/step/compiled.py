@@ -116,7 +116,7 @@ class RecordedStep:
 
 
 class CompiledStepRunner:
-    """`StepRunner`, compiled. It reads from the GPU only in steps `with_metrics`, and only these check the losses."""
+    """`StepRunner`, compiled. Only steps `with_metrics` and `expect_finite` read from the GPU and check the losses."""
 
     def __init__(
         self,
@@ -215,9 +215,16 @@ class CompiledStepRunner:
         self._check_due |= with_metrics
         if self._check_due and (update or self.settings.world_size == 1):  # only after an update do ranks agree
             self._check_due = False
-            if self._check.is_blocked():
-                raise self._check.error(world_size=self.settings.world_size)
+            self.expect_finite()
         return losses, self._metrics(results) if with_metrics else {}
+
+    def expect_finite(self) -> None:
+        """Raise TrainingError if a loss or gradient was not finite, which since then has blocked updates.
+
+        Waits for the device. With several ranks all must call this, after an update.
+        """
+        if self._check.is_blocked():
+            raise self._check.error(world_size=self.settings.world_size)
 
     @property
     def is_compiled(self) -> bool:
@@ -270,6 +277,7 @@ class CompiledStepRunner:
         if len(self._recorded) < MAX_SHAPES:
             failure = _failure(lambda: self._record(self._compiled_for(batch)))
         if failure:
+            self.expect_finite()  # the eager runner has a check of its own
             logger.warning("the step cannot be compiled %s; the run continues eagerly, and slower", failure)
             self._eager = StepRunner(self.model, self._update.optimizer, self.settings, exchange=self._exchange)
             return None
