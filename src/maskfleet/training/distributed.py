@@ -28,6 +28,7 @@ from maskfleet.system.network import LOOPBACK, address_for_others, interface_wit
 from maskfleet.system.rank_variables import ATTEMPT, STORE_FILE, STORE_SOCKET, named_rank
 from maskfleet.training.ranks.joining import check_in
 from maskfleet.training.ranks.watchdog import Watchdog
+from maskfleet.training.step.memory import is_full_memory
 
 STORE_FOLDER = ".store"
 _LENGTH_BYTES = 8
@@ -346,7 +347,8 @@ class Ranks:
                 if watchdog.aborted:
                     raise RuntimeError("NCCL was aborted")
         except RuntimeError as error:  # gloo raises no specific type for a lost peer
-            if not isinstance(error, dist.DistError) and not _LOST_CONNECTION.search(str(error)):
+            is_lost = isinstance(error, dist.DistError) or _LOST_CONNECTION.search(str(error))
+            if not is_lost or is_full_memory(error):  # NCCL needs memory too
                 raise
             cause = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise TrainingError(

@@ -63,6 +63,7 @@ from maskfleet.training.step.buffers import BatchShapes, Capacity
 from maskfleet.training.step.compiled import make_step_runner
 from maskfleet.training.step.eager import StepSettings
 from maskfleet.training.step.ema import Ema
+from maskfleet.training.step.memory import explaining_full_memory
 from maskfleet.training.step.precision import precision_for
 from maskfleet.training.validate import Scores, Validator
 
@@ -121,6 +122,7 @@ def _train(config: RunConfig, run_dir: Path, ranks: Ranks, device: torch.device,
         fetch_weights(config, ranks)
     num_images = sum(len(store) for store in data.train_stores)
     config = with_known_images(config, snapshot, ranks, device, num_images=num_images)
+    stack.enter_context(explaining_full_memory(config, device))
     loader = stack.enter_context(closing(_loader(config, data, worker, device, snapshot)))
     schedule = schedule_for(config.train, world_size=worker.world_size, steps_per_pass=loader.steps_per_pass)
     first = _own_steps(snapshot, loader.images_per_step) if snapshot is not None else 0
