@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 import pytest
 import small
 import torch
+import torch.distributed as dist
+from processes import LONG_S
 
 from maskfleet.batch import Batch
 from maskfleet.config.base import replaced
 from maskfleet.config.recipes import recipe
 from maskfleet.config.run import TrainConfig
+from maskfleet.errors import TrainingError
 from maskfleet.model.build import build_mask_rcnn
 from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.ops.recorder import RerunRecorder
@@ -22,6 +26,8 @@ from maskfleet.training.background.child import CompileJob
 from maskfleet.training.background.runner import Runner, SwitchingRunner, Tools, make_switching_runner
 from maskfleet.training.distributed import Ranks, Worker
 from maskfleet.training.optim import build_optimizer
+from maskfleet.training.ranks import watchdog
+from maskfleet.training.ranks.watchdog import Watchdog
 from maskfleet.training.step.buffers import BatchShapes, Capacity
 from maskfleet.training.step.compiled import Toolchain
 from maskfleet.training.step.eager import StepRunner, StepSettings
@@ -98,12 +104,17 @@ def micro_model() -> MaskRCNN:
 
 
 def made(
-    children: Compiling, *, compiler: Any = unchanged, steps_per_update: int = 1, compiled_before: bool = False
+    children: Compiling,
+    *,
+    compiler: Any = unchanged,
+    steps_per_update: int = 1,
+    compiled_before: bool = False,
+    ranks: Ranks = ALONE,
 ) -> tuple[MaskRCNN, Runner]:
     model = micro_model()
     settings = StepSettings(precision_for("fp32", CPU), gradient_clip=5.0, steps_per_update=steps_per_update)
     tools = Tools(Toolchain(compiler, RerunRecorder()), children.start, Clock(), lambda jobs: compiled_before)
-    runner = make_switching_runner(model, build_optimizer(model, TrainConfig()), settings, SHAPES, ALONE, tools)
+    runner = make_switching_runner(model, build_optimizer(model, TrainConfig()), settings, SHAPES, ranks, tools)
     return model, runner
 
 
@@ -201,6 +212,23 @@ def test_whatever_fails_the_run_stays_eager_with_one_warning(
     }.get(what, "the compiler crashed")
     assert reason in warnings[0]
     assert "stays eager" in warnings[0]
+
+
+def test_a_switch_that_hangs_is_ended_by_the_watchdog(batches: list[Batch], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "POLL_S", 0.02)
+    monkeypatch.setattr(watchdog, "ANSWER_S", 0.3)
+    monkeypatch.setattr(watchdog, "EXIT_S", LONG_S)
+    aborted = threading.Event()
+    dog = Watchdog(dist.HashStore(), 0, ["oak", "elm"], timeout_s=0.1, abort=aborted.set)
+
+    def hanging(function: Callable[..., Any]) -> Callable[..., Any]:
+        assert aborted.wait(LONG_S)
+        return function
+
+    model, runner = made(Compiling(), compiler=hanging, compiled_before=True, ranks=Ranks(Worker(), None, ["oak"], dog))
+    with pytest.raises(TrainingError, match=r"while switching to compiled steps.*no answer from rank 1 on elm"):
+        trained(model, runner, batches[:2])
+    dog.stop()
 
 
 def test_closing_the_runner_ends_the_children(batches: list[Batch]) -> None:

@@ -177,7 +177,7 @@ class SwitchingRunner:
         started_at = self._tools.clock()
         if self.settings.precision.device.type == "cuda":
             torch.cuda.empty_cache()
-        with self._ranks.compiling():
+        with self._ranks.compiling(), self._ranks.reporting_lost_ranks("switching to compiled steps"):
             compiled, failure = self._new_compiled(self._runner)
             failure = first_failure(self._ranks, failure)
             if compiled is None or failure:
