@@ -9,14 +9,21 @@ from decimal import Decimal, InvalidOperation
 
 from maskfleet.config.launch import EksLaunch
 from maskfleet.errors import LaunchError
+from maskfleet.launch.eks.jobs.nodes import (
+    GPU,
+    TYPE,
+    Provisioning,
+    is_unready,
+    limit_trouble,
+    may_provision,
+    pool_trouble,
+)
 from maskfleet.launch.eks.mpijob import with_instance_facts
-from maskfleet.launch.eks.permission import if_permitted, refused_permissions
+from maskfleet.launch.eks.permission import if_permitted, refused_permissions, visible_items
 from maskfleet.launch.eks.status import MPI, OPERATOR_DEAD_S, operator_silence
 from maskfleet.launch.findings import Finding, Verdict, judged
 from maskfleet.system.kube.client import ApiError, Json, Kube
 
-GPU = "nvidia.com/gpu"
-TYPE = "node.kubernetes.io/instance-type"
 CLUSTER = "cluster"
 _FIND_OPERATOR = "see `kubectl get deploy -A | grep mpi-operator`; deploy/helm/mpi-operator installs it"
 KUEUE = "kueue.x-k8s.io"
@@ -59,14 +66,14 @@ def examine_eks(launch: EksLaunch, *, which: Callable[[str], str | None] = shuti
 def _nodes(kube: Kube, launch: EksLaunch) -> Finding:
     """Whether there are nodes of the instance type, or a Karpenter pool that provisions them."""
     name = f"nodes {launch.instance}"
-    nodes = _visible(kube, "/api/v1/nodes")
+    nodes = visible_items(kube, "/api/v1/nodes")
     if nodes is None:
         return Finding(CLUSTER, name, Verdict.WARN, "not permitted to list them", "ask for permission to list nodes")
     there = [one for one in nodes if one["metadata"].get("labels", {}).get(TYPE) == launch.instance]
-    visible = _visible(kube, "/apis/karpenter.sh/v1/nodepools")
-    pools = [one["metadata"]["name"] for one in visible or [] if _makes(one, launch.instance)]
+    visible = visible_items(kube, "/apis/karpenter.sh/v1/nodepools")
+    pools = [one for one in visible or [] if _makes(one, launch.instance)]
     if pools:
-        return Finding(CLUSTER, name, Verdict.OK, f"{len(there)} now; pool {', '.join(sorted(pools))} provisions more")
+        return _pools(kube, launch, name, len(there), pools)
     enough = len(there) >= launch.nodes
     found = f"{len(there)} now" if enough else f"{len(there)} of {launch.nodes}, and no Karpenter pool provisions them"
     if visible is None and not enough:
@@ -80,16 +87,33 @@ def _nodes(kube: Kube, launch: EksLaunch) -> Finding:
 
 def _makes(pool: Json, instance: str) -> bool:
     requirements = pool["spec"]["template"]["spec"].get("requirements", [])
-    types = [one for one in requirements if one["key"] == TYPE]
-    return all(one["operator"] == "In" and instance in one["values"] for one in types) and bool(types)
+    return any(one["key"] == TYPE for one in requirements) and may_provision(pool, instance)
+
+
+def _pools(kube: Kube, launch: EksLaunch, name: str, there: int, pools: list[Json]) -> Finding:
+    """Whether any of `pools` is ready and within its limit with the nodes of the launch."""
+    names = ", ".join(sorted(one["metadata"]["name"] for one in pools))
+    enough = there >= launch.nodes
+    ready = [one for one in pools if not is_unready(one)]
+    if not ready:
+        classes = visible_items(kube, "/apis/karpenter.k8s.aws/v1/ec2nodeclasses") or []
+        why = "; ".join(line for one in pools for line in pool_trouble(Provisioning(pools, classes, []), one))
+        found = f"{there} now; pool {names} is not ready: {why}"
+        remedy = "the message names what to fix: `kubectl describe nodepool,ec2nodeclass`"
+        return Finding(CLUSTER, name, Verdict.WARN if enough else Verdict.FAIL, found, remedy)
+    full = [limit_trouble(one, (launch.gpus or 0) * (launch.nodes - there)) for one in ready]
+    if not enough and all(full):
+        remedy = "wait for other runs, take fewer nodes, or raise the pool's limit (deploy/helm/gpu-nodes)"
+        return Finding(CLUSTER, name, Verdict.WARN, f"{there} now, {launch.nodes} wanted; {'; '.join(full)}", remedy)
+    return Finding(CLUSTER, name, Verdict.OK, f"{there} now; pool {names} provisions more")
 
 
 def _device_plugin(kube: Kube) -> Finding:
-    daemons = _visible(kube, "/apis/apps/v1/daemonsets")
+    daemons = visible_items(kube, "/apis/apps/v1/daemonsets")
     if daemons is None:
         return Finding(CLUSTER, "NVIDIA device plugin", Verdict.WARN, "not permitted to list DaemonSets")
     found = ", ".join(sorted(one["metadata"]["name"] for one in daemons if "nvidia" in one["metadata"]["name"]))
-    nodes = [] if found else _visible(kube, "/api/v1/nodes") or []
+    nodes = [] if found else visible_items(kube, "/api/v1/nodes") or []
     if any(one.get("status", {}).get("allocatable", {}).get(GPU, "0") != "0" for one in nodes):
         found = "nodes offer GPUs"
     remedy = "install it, which `maskfleet infra up eks` does (docs/run-anywhere/eks/addons.md)"
@@ -99,7 +123,7 @@ def _device_plugin(kube: Kube) -> Finding:
 
 def _quota(kube: Kube, wanted: int) -> Finding:
     """Whether the namespace's quotas allow `wanted` more GPUs."""
-    quotas = _visible(kube, kube.of_namespace("resourcequotas"))
+    quotas = visible_items(kube, kube.of_namespace("resourcequotas"))
     if quotas is None:
         remedy = "ask for permission to list resourcequotas, or look at them with the administrator"
         return Finding(CLUSTER, "quota", Verdict.WARN, "not permitted to list them", remedy)
@@ -120,16 +144,6 @@ def amount(text: str) -> Decimal:
         return Decimal(text.removesuffix(unit)) * _UNITS.get(unit, 1)
     except InvalidOperation:
         return Decimal(text.removesuffix("m")) / 1000
-
-
-def _visible(kube: Kube, path: str) -> list[Json] | None:
-    """All objects of a list; None without permission to list them, empty if the kind does not exist."""
-    try:
-        return if_permitted(kube.items, path)
-    except ApiError as error:
-        if error.status == 404:
-            return []
-        raise
 
 
 def requirements(kube: Kube, launch: EksLaunch) -> Iterator[Finding]:
@@ -241,7 +255,7 @@ def _queue(kube: Kube, name: str) -> Finding:
             "leave launch.queue out, or install Kueue (docs/run-anywhere/eks/addons.md)",
         )
     version = group["preferredVersion"]["groupVersion"]
-    queues = _visible(kube, kube.of_namespace("localqueues", group=version))
+    queues = visible_items(kube, kube.of_namespace("localqueues", group=version))
     if queues is None:
         return Finding(CLUSTER, what, Verdict.WARN, "not permitted to list queues", f"ask to list localqueues.{KUEUE}")
     names = sorted(one["metadata"]["name"] for one in queues)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from maskfleet.launch.causes import Cause, causes_in, read_tables
 from maskfleet.launch.eks.elastic.status import WORKER, worker_index
-from maskfleet.launch.eks.jobs.objects import condition, containers, ended
+from maskfleet.launch.eks.jobs.objects import condition, containers, ended, seconds_since
 from maskfleet.launch.eks.status import (
     LAUNCHER,
     LEASE_S,
@@ -17,7 +17,6 @@ from maskfleet.launch.eks.status import (
     event_text,
     is_finished,
     launcher_end,
-    seconds_since,
 )
 from maskfleet.launch.explain import SYMPTOMS, Explanation, explain_lines
 from maskfleet.launch.job import JobState, JobStatus
@@ -34,6 +33,8 @@ _OUT_OF_MEMORY = Cause(
 )
 
 ROOT_CAUSES = (_OUT_OF_MEMORY.name, "gpu broken")  # the ranks only report what follows from them
+_NO_OFFERING = "no offering"
+_LAUNCH_FAILED = ("no capacity", "account limit", "spot role", "not offered", "no address")
 
 Seen = tuple[Cause, str]  # a cause and the line that shows it
 
@@ -95,9 +96,17 @@ def _stuck(snapshot: JobSnapshot) -> Seen | None:
     return (
         _first(lines, "container", "refused", "volume", "node", "ended")
         # The latest event about capacity counts; the scheduler's repeated events about full nodes tell less.
-        or next((reason for line in lines if (reason := _first([line], "capacity")) is not None), None)
+        or _capacity(lines)
         or _first(lines, "no_node")
     )
+
+
+def _capacity(lines: list[str]) -> Seen | None:
+    """The latest reason; after a failed launch Karpenter reports only that the type is not to be had for now."""
+    found = [reason for line in lines if (reason := _first([line], "capacity")) is not None]
+    if found and found[0][0].name == _NO_OFFERING:
+        return next((one for one in found if one[0].name in _LAUNCH_FAILED), found[0])
+    return found[0] if found else None
 
 
 def _first(lines: list[str], *groups: str) -> Seen | None:
@@ -146,6 +155,7 @@ def _lines(snapshot: JobSnapshot) -> Iterator[str]:
     for pod in reversed(snapshot.pods):
         yield from _pod_lines(pod)
         yield from _failed_init(pod)
+    yield from snapshot.no_node
     for thing in (snapshot.job, snapshot.launcher_job):
         for one in (thing or {}).get("status", {}).get("conditions", []):
             if one["type"] == "Failed" and one["status"] == "True":

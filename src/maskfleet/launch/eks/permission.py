@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from maskfleet.system.kube.client import ApiError, Kube
+from maskfleet.system.kube.client import ApiError, Json, Kube
 
 T = TypeVar("T")
 
@@ -17,6 +17,16 @@ def if_permitted(ask: Callable[..., T], path: str, **params: str) -> T | None:
     except ApiError as error:
         if error.status == 403:
             return None
+        raise
+
+
+def visible_items(kube: Kube, path: str, **params: str) -> list[Json] | None:
+    """All objects of a list; None without permission to list them, empty if the kind does not exist."""
+    try:
+        return if_permitted(kube.items, path, **params)
+    except ApiError as error:
+        if error.status == 404:
+            return []
         raise
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from maskfleet.launch.eks.elastic.status import (
     OWNER,
@@ -19,7 +18,16 @@ from maskfleet.launch.eks.elastic.status import (
     worker_index,
     workers_tail,
 )
-from maskfleet.launch.eks.jobs.objects import condition, condition_text, containers, ended, in_order, tail_of
+from maskfleet.launch.eks.jobs.nodes import reasons_for_no_node
+from maskfleet.launch.eks.jobs.objects import (
+    condition,
+    condition_text,
+    containers,
+    ended,
+    in_order,
+    seconds_since,
+    tail_of,
+)
 from maskfleet.launch.eks.permission import if_permitted
 from maskfleet.launch.eks.release import CHART, ReleaseRecord, record_of
 from maskfleet.launch.job import HostStatus, JobState, JobStatus
@@ -49,6 +57,7 @@ class JobSnapshot:
     events: list[Json] = field(default_factory=list)
     claims: list[Json] = field(default_factory=list)
     nodes: list[Json] = field(default_factory=list)  # of its pods; read for explain only
+    no_node: tuple[str, ...] = ()  # why Karpenter starts no node for pods without one
     record: ReleaseRecord | None = None
     tail: tuple[str, ...] = ()  # last lines of the newest launcher
     operator_silent_s: float = 0.0  # since the MPI operator renewed its lease; 0 if that is not known
@@ -125,6 +134,7 @@ def take_snapshot(kube: Kube, release: str, *, with_tail: bool = True, with_node
         events=events,
         claims=[one for one in claims if one],
         nodes=[one for one in nodes if one],
+        no_node=reasons_for_no_node(kube, pods),
         tail=tail,
         operator_silent_s=(operator_silence(kube) or 0.0) if snapshot.mpijob is not None else 0.0,
     )
@@ -146,6 +156,8 @@ def _job_and_pods(kube: Kube, release: str, record: ReleaseRecord | None) -> Job
 def status_from(snapshot: JobSnapshot) -> JobStatus:
     """The status of a job, from a snapshot alone."""
     state, detail = _state(snapshot)
+    if state is JobState.PENDING and snapshot.no_node:
+        detail = f"{detail}; {snapshot.no_node[0]}"
     steps = [int(match[1]) for line in snapshot.tail if (match := _STEP.search(line))]
     failed = state is JobState.FAILED
     return JobStatus(
@@ -247,11 +259,6 @@ def event_time(event: Json) -> str:
     return str(stamp or event["metadata"].get("creationTimestamp") or "")[:19]
 
 
-def seconds_since(stamp: str) -> float:
-    """Seconds since a time stamp of the API."""
-    return (datetime.now(UTC) - datetime.fromisoformat(stamp)).total_seconds()
-
-
 def _host(pod: Json) -> HostStatus:
     status = pod.get("status", {})
     state, detail = str(status.get("phase", "unknown")).lower(), ""
@@ -304,7 +311,7 @@ def _node_names(snapshot: JobSnapshot, events: list[Json]) -> set[str]:
 
 
 def _node_events(kube: Kube, snapshot: JobSnapshot, nodes: set[str]) -> list[Json]:
-    """Events about the job's nodes, and about nodes that Karpenter failed to create since its launch."""
+    """Events about the job's nodes, and about those that Karpenter failed to create since its launch."""
     since = str((snapshot.job or {})["metadata"].get("creationTimestamp", ""))[:19]
     found: list[Json] = []
     for kind in ("Node", "NodeClaim"):

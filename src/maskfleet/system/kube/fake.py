@@ -26,17 +26,20 @@ from maskfleet.system.kube.fake_streams import ServerWebSocket, serve_exec, serv
 VERSION = {"gitVersion": "v1.35.0", "major": "1", "minor": "35"}
 API_OF_KIND = {  # of kinds that are not in the core API, /api/v1
     "DaemonSet": "/apis/apps/v1",
+    "EC2NodeClass": "/apis/karpenter.k8s.aws/v1",
     "Job": "/apis/batch/v1",
     "Lease": "/apis/coordination.k8s.io/v1",
     "MPIJob": "/apis/kubeflow.org/v2beta1",
+    "NodeClaim": "/apis/karpenter.sh/v1",
     "NodePool": "/apis/karpenter.sh/v1",
     "StorageClass": "/apis/storage.k8s.io/v1",
 }
-CLUSTER_SCOPED = ("Namespace", "Node", "NodePool", "StorageClass")
+CLUSTER_SCOPED = ("EC2NodeClass", "Namespace", "Node", "NodeClaim", "NodePool", "StorageClass")
 # Lists that exist without any object in them; another kind is unknown (404) until it has an object.
 COLLECTIONS = {
-    *("daemonsets", "deployments", "events", "ingresses", "jobs", "leases", "mpijobs", "namespaces", "nodepools"),
-    *("nodes", "persistentvolumeclaims", "persistentvolumes", "pods", "resourcequotas", "secrets", "services"),
+    *("daemonsets", "deployments", "ec2nodeclasses", "events", "ingresses", "jobs", "leases", "mpijobs", "namespaces"),
+    *("nodeclaims", "nodepools", "nodes", "persistentvolumeclaims", "persistentvolumes", "pods", "resourcequotas"),
+    *("secrets", "services"),
 }
 
 

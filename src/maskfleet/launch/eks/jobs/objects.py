@@ -48,6 +48,11 @@ def in_order(pods: list[Json]) -> list[Json]:
     return sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
 
 
+def seconds_since(stamp: str) -> float:
+    """Seconds since a time stamp of the API."""
+    return (datetime.now(UTC) - datetime.fromisoformat(stamp)).total_seconds()
+
+
 def split_stamp(line: str) -> tuple[str, str]:
     """(time stamp in UTC with nine decimals, which sorts by time; the line without it)."""
     match = _STAMP.match(line)
