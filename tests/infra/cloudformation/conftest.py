@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("boto3")
+import habits
 from small_stack import Screen, StubbedAws
 
 from tools import moto_server
@@ -40,8 +41,10 @@ def moto_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def moto(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """moto as AWS."""
+    """moto as AWS, with the habits of CloudFormation that it lacks; nothing waits."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto_url)
+    monkeypatch.setattr("maskfleet.infra.cloudformation.events.POLL_S", 0.0)
+    habits.play(monkeypatch)
     return moto_url
 
 

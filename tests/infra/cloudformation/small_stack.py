@@ -123,12 +123,13 @@ class StubbedAws(Aws):
 
 ID = "arn:aws:cloudformation:us-east-1:123456789012:stack/fleet/0123"
 CHANGES = "arn:aws:cloudformation:us-east-1:123456789012:changeSet/maskfleet/4567"
+TAGS = [{"Key": "maskfleet", "Value": "small"}]
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 
 
 def described(status: str, **more: Any) -> dict[str, Any]:
-    """The answer of DescribeStacks for the stack `fleet` of maskfleet."""
-    tags = [{"Key": "maskfleet", "Value": "small"}]
+    """The answer of DescribeStacks for the stack `fleet` of maskfleet; without tags until a change set is executed."""
+    tags = TAGS if status != "REVIEW_IN_PROGRESS" else []
     stack = {"StackId": ID, "StackName": "fleet", "CreationTime": NOW, "StackStatus": status, "Tags": tags}
     return {"Stacks": [{**stack, **more}]}
 
@@ -158,6 +159,14 @@ def proposed(*changes: dict[str, Any], status: str = "CREATE_COMPLETE", reason: 
     found: dict[str, Any] = {"Status": status, "ChangeSetId": CHANGES, "StackId": ID}
     found["Changes"] = [{"Type": "Resource", "ResourceChange": change} for change in changes]
     return found | ({"StatusReason": reason} if reason else {})
+
+
+def has_change_sets(aws: StubbedAws, *tags: list[dict[str, str]]) -> None:
+    """The stack has change sets that would give it these tags."""
+    ids = [f"{CHANGES}-{number}" for number in range(len(tags))]
+    aws.answer("cloudformation", "list_change_sets", {"Summaries": [{"ChangeSetId": one} for one in ids]}, StackName=ID)
+    for identity, found in zip(ids, tags, strict=True):
+        aws.answer("cloudformation", "describe_change_set", {**proposed(), "Tags": found}, ChangeSetName=identity)
 
 
 def resources(*lines: str) -> dict[str, Any]:

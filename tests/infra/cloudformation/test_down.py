@@ -7,7 +7,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
-from small_stack import ID, NOW, Screen, StubbedAws, described, happened, resources
+from small_stack import ID, NOW, Screen, StubbedAws, described, happened, has_change_sets, resources
+from small_stack import TAGS as TAGS_OF_OURS
 
 from maskfleet.errors import InfraError
 from maskfleet.infra.cloudformation.down import StackDownOptions, down
@@ -144,7 +145,8 @@ def test_down_waits_for_an_update_to_end(stubbed: StubbedAws, screen: Screen) ->
     stubbed.answer("cloudformation", "describe_stacks", described("UPDATE_IN_PROGRESS"))
     stubbed.answer("cloudformation", "describe_stack_events", happened("fleet UPDATE_IN_PROGRESS"))
     stubbed.answer("cloudformation", "describe_stacks", described("UPDATE_COMPLETE"))
-    stubbed.answer("cloudformation", "describe_stack_events", happened("fleet UPDATE_IN_PROGRESS"))
+    ended = happened("fleet UPDATE_IN_PROGRESS", "fleet UPDATE_COMPLETE")
+    stubbed.answer("cloudformation", "describe_stack_events", ended)
     has_files(stubbed, efs=[], lustre=[])
     deletes(stubbed, "DELETE_COMPLETE", "fleet DELETE_COMPLETE")
     has_network(stubbed)
@@ -206,6 +208,7 @@ def test_status_and_outputs_of_no_stack(stubbed: StubbedAws, screen: Screen) -> 
 
 def test_a_stack_that_is_only_a_change_set_is_not_well(stubbed: StubbedAws, screen: Screen) -> None:
     stubbed.answer("cloudformation", "describe_stacks", described("REVIEW_IN_PROGRESS"))
+    has_change_sets(stubbed, TAGS_OF_OURS)
     stubbed.answer("cloudformation", "list_stack_resources", resources())
     found = stack_status(screen.session(aws=stubbed))
     assert not found.is_well

@@ -5,13 +5,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from maskfleet.errors import InfraError
-from maskfleet.infra.cloudformation.client import Aws, LiveStack, aws_code
+from maskfleet.infra.cloudformation.client import Aws, LiveStack, aws_code, find_stack
+from maskfleet.infra.cloudformation.diagnose import remedy_for
 
 LIMIT_S = 300.0
 POLL_S = 2.0
@@ -88,18 +89,26 @@ def make_change_set(
     found = _finished(aws, made["Id"], request, sleep)
     if found["Status"] == "FAILED":
         reason = str(found.get("StatusReason", ""))
-        drop_change_set(aws, made["Id"])
-        if _says_no_changes(reason):
+        is_same = _says_no_changes(reason)
+        details = [] if is_same else _details(aws, made["Id"])
+        drop_change_set(aws, made["Id"], made["StackId"] if stack is None else None)
+        if is_same:
             return None
-        raise _refused(request, reason)
+        raise _refused(request, reason, details)
     changes = tuple(_change(one["ResourceChange"]) for one in found["Changes"] if one.get("Type") == "Resource")
     return ChangeSet(made["Id"], made["StackId"], changes)
 
 
-def drop_change_set(aws: Aws, change_set_id: str) -> None:
-    """Delete a change set that is not executed; one that is gone, or cannot be deleted, does no harm."""
+def drop_change_set(aws: Aws, change_set_id: str, new_stack: str | None = None) -> None:
+    """Delete a change set that is not executed, and the empty stack (an id) that CloudFormation made for it.
+
+    One that is gone, or cannot be deleted, does no harm: it holds nothing, and the next `up` or `down` takes it over.
+    """
     with suppress(InfraError):
         aws.call("cloudformation", "delete_change_set", ChangeSetName=change_set_id)
+        stack = find_stack(aws, new_stack) if new_stack is not None else None
+        if stack is not None and stack.status == "REVIEW_IN_PROGRESS":
+            aws.call("cloudformation", "delete_stack", StackName=stack.id)
 
 
 def counts(changes: Iterable[ResourceChange]) -> str:
@@ -168,9 +177,32 @@ def _change(one: Mapping[str, Any]) -> ResourceChange:
     )
 
 
-def _refused(request: ChangeRequest, reason: str) -> InfraError:
-    text = " ".join(reason.split())
+def _details(aws: Aws, change_set_id: str) -> list[str]:
+    """What CloudFormation has against each resource; a change set's own reason may name only the check that failed."""
+    failed = {"FailedEvents": True}
+    try:
+        pages = list(aws.pages("cloudformation", "describe_events", ChangeSetName=change_set_id, Filters=failed))
+    except InfraError as error:
+        return [f"the details are missing: {error.what}; {error.remedy}"]
+    texts = [_failure(one) for page in pages for one in page["OperationEvents"]]
+    return [text for text in dict.fromkeys(texts) if text]
+
+
+def _failure(event: Mapping[str, Any]) -> str:
+    """What an event says against a resource; an empty text for a warning and for an event without a reason."""
+    reasons = ("ValidationStatusReason", "HookStatusReason", "ResourceStatusReason")
+    reason = " ".join(next((event[key] for key in reasons if event.get(key)), "").split())
+    if not reason or "WARN" in (event.get("ValidationFailureMode"), event.get("HookFailureMode")):
+        return ""
+    name, path = event.get("LogicalResourceId"), event.get("ValidationPath")
+    resource = f"{name} ({event.get('ResourceType', '')}): " if name else ""
+    return f"{resource}{reason}{f' (at {path})' if path else ''}"
+
+
+def _refused(request: ChangeRequest, reason: str, details: Sequence[str] = ()) -> InfraError:
+    text = "".join((" ".join(reason.split()), *(f"\n  {one}" for one in details)))
+    known = remedy_for(" ".join(details)) if details else None
     return InfraError(
         f"CloudFormation does not accept the settings of stack {request.name}: {text}",
-        remedy="fix the setting that it names; docs/run-anywhere/ec2.md lists the parameters of the template",
+        remedy=known or "fix the setting that it names; docs/run-anywhere/ec2.md lists the parameters of the template",
     )

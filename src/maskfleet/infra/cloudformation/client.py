@@ -137,6 +137,14 @@ def find_stack(aws: Aws, name: str) -> LiveStack | None:
     )
 
 
+def change_set_tags(aws: Aws, stack_id: str) -> list[dict[str, str]]:
+    """The tags that each change set of a stack would give to it."""
+    pages = aws.pages("cloudformation", "list_change_sets", StackName=stack_id)
+    ids = [one["ChangeSetId"] for page in pages for one in page["Summaries"]]
+    found = [aws.call("cloudformation", "describe_change_set", ChangeSetName=one) for one in ids]
+    return [{tag["Key"]: tag["Value"] for tag in one.get("Tags", ())} for one in found]
+
+
 def stack_resources(aws: Aws, stack: str) -> list[StackResource]:
     """The resources of a stack, also those that were deleted or kept."""
     return [

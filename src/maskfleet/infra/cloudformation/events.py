@@ -146,7 +146,7 @@ def wait_for(aws: Aws, view: InfraView, stack_id: str, watch: Watch) -> tuple[Li
                     seen = event.id
                     if (shown := progress.add(event, time.monotonic())) is not None:
                         view.event(shown, progress)
-                if stack is None or not stack.is_busy:
+                if stack is None or stack.status == "DELETE_COMPLETE" or _has_ended(stack, progress.events):
                     break
                 if time.monotonic() - began >= watch.limit_s:
                     raise _too_long(stack, watch)
@@ -154,6 +154,15 @@ def wait_for(aws: Aws, view: InfraView, stack_id: str, watch: Watch) -> tuple[Li
     except KeyboardInterrupt:
         raise _stopped(watch) from None
     return stack or LiveStack(stack_id, "", "DELETE_COMPLETE"), progress.events
+
+
+def _has_ended(stack: LiveStack, events: Sequence[StackEvent]) -> bool:
+    """Whether the operation with these events has ended.
+
+    Right after a request the stack may still be in the state that the operation before it left.
+    """
+    own = [event.status for event in events if event.of_stack]
+    return not stack.is_busy and own[-1:] == [stack.status]
 
 
 def _pause(view: InfraView, progress: StackProgress, watch: Watch) -> None:

@@ -12,7 +12,7 @@ from maskfleet.infra.cloudformation.changes import (
     table,
 )
 from maskfleet.infra.cloudformation.checks import check
-from maskfleet.infra.cloudformation.client import LiveStack, find_stack
+from maskfleet.infra.cloudformation.client import LiveStack
 from maskfleet.infra.cloudformation.kinds.kind import DATA
 from maskfleet.infra.cloudformation.session import StackSession
 from maskfleet.infra.costs import estimate
@@ -69,10 +69,7 @@ def propose(session: StackSession, stack: LiveStack | None) -> ChangeSet | None:
 
 def discard(session: StackSession, changes: ChangeSet) -> None:
     """Delete a change set, and the empty stack that CloudFormation made for it."""
-    drop_change_set(session.aws, changes.id)
-    stack = find_stack(session.aws, changes.stack_id)
-    if stack is not None and stack.status == "REVIEW_IN_PROGRESS":
-        session.aws.call("cloudformation", "delete_stack", StackName=stack.id)
+    drop_change_set(session.aws, changes.id, changes.stack_id)
 
 
 def say_costs(session: StackSession) -> None:

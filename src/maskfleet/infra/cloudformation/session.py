@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from maskfleet.config.fields import nearest
 from maskfleet.config.yaml import line_of, plain, read_mapping
 from maskfleet.errors import ConfigError, InfraError
-from maskfleet.infra.cloudformation.client import Aws, LiveStack, find_stack
+from maskfleet.infra.cloudformation.client import Aws, LiveStack, change_set_tags, find_stack
 from maskfleet.infra.cloudformation.kinds.kind import TAG, StackConfig, StackKind
 from maskfleet.infra.costs import Prices
 from maskfleet.infra.view import InfraView
@@ -72,14 +72,22 @@ class StackSession:
     def find(self) -> LiveStack | None:
         """The stack as it is now; one that maskfleet did not create is an error."""
         stack = find_stack(self.aws, self.name)
-        if stack is not None and stack.tags.get(TAG) != self.kind.name:
-            what = f"is a stack {stack.tags[TAG]} of maskfleet" if TAG in stack.tags else "is not one of maskfleet's"
-            raise InfraError(
-                f"the name is in use: {self.text} {what}",
-                remedy=f"choose another name; if it was created by hand from {self.kind.template}, add the tag"
-                f" {TAG}={self.kind.name} to it in the CloudFormation console",
-            )
-        return stack
+        if stack is None:
+            return None
+        # A stack gets its tags when its first change set is executed; until then they are only in the change set.
+        is_reviewed = stack.status == "REVIEW_IN_PROGRESS"
+        tags = change_set_tags(self.aws, stack.id) if is_reviewed else [stack.tags]
+        others = {one.get(TAG) for one in tags} - {self.kind.name}
+        if not others:
+            return stack
+        other = next(filter(None, others), None)
+        what = f"is a stack {other} of maskfleet" if other else "is not one of maskfleet's"
+        if is_reviewed:
+            how = "it is only a change set so far, so delete it in the CloudFormation console if nobody needs it"
+        else:
+            how = f"if it was created by hand from {self.kind.template}, add the tag {TAG}={self.kind.name}"
+            how += " to it in the CloudFormation console"
+        raise InfraError(f"the name is in use: {self.text} {what}", remedy=f"choose another name; {how}")
 
 
 def read_settings(file: Path, kind: StackKind) -> StackConfig:

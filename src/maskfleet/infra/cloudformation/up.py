@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from maskfleet.errors import InfraError
 from maskfleet.infra.cloudformation.changes import ChangeSet
-from maskfleet.infra.cloudformation.client import LiveStack
+from maskfleet.infra.cloudformation.client import LiveStack, find_stack
 from maskfleet.infra.cloudformation.diagnose import failed
 from maskfleet.infra.cloudformation.events import Watch, events_of_last_operation, first_failure, last_event, wait_for
 from maskfleet.infra.cloudformation.plan import discard, preflight, propose, refuse_data_loss, say_costs
@@ -99,7 +99,7 @@ def _continue_rollback(session: StackSession, stack: LiveStack, wait_s: float) -
 
 def _execute(session: StackSession, changes: ChangeSet, wait_s: float) -> None:
     aws, then = session.aws, f"{session.command('up')} resumes"
-    before = session.find()
+    before = find_stack(aws, changes.stack_id)
     marker = last_event(aws, before)
     aws.call("cloudformation", "execute_change_set", ChangeSetName=changes.id)
     is_new = before is not None and before.status == "REVIEW_IN_PROGRESS"
