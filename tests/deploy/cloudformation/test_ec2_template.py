@@ -20,6 +20,7 @@ TEMPLATE = read_template(PATH)
 GIVEN = {"S3Bucket": "my-bucket", "KeyName": "me"}
 EXISTING = {"VpcId": "vpc-0123456789abcdef0", "PrivateSubnetId": "subnet-0123456789abcdef0"}
 CREATE_LIMIT = 51_200  # bytes of a template that is sent to CloudFormation directly
+POLICIES = ("DeletionPolicy", "UpdateReplacePolicy")
 USER_DATA_LIMIT = 16_384  # bytes, before base64
 
 
@@ -47,6 +48,20 @@ def test_the_generated_parts_are_up_to_date() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "cluster_template.py"))
     text = PATH.read_text(encoding="utf-8")
     assert script["updated"](text) == text, "run scripts/cluster_template.py"
+
+
+def test_the_template_needs_no_transform() -> None:
+    # With AWS::LanguageExtensions, CloudFormation refuses RetainExceptOnCreate, and asks for CAPABILITY_AUTO_EXPAND.
+    assert "Transform" not in TEMPLATE
+    policies = [body[key] for body in TEMPLATE["Resources"].values() for key in POLICIES if key in body]
+    assert {next(iter(one)) for one in policies if not isinstance(one, str)} == {"Fn::If"}
+
+
+def test_no_iam_resource_has_a_name_which_would_need_another_capability() -> None:
+    names = {"RoleName", "InstanceProfileName", "ManagedPolicyName", "UserName", "GroupName"}
+    for one in all_stacks():
+        for name, body in one.resources.items():
+            assert not body["Type"].startswith("AWS::IAM") or names.isdisjoint(body["Properties"]), name
 
 
 def test_the_template_can_be_sent_to_cloudformation_directly() -> None:

@@ -90,7 +90,7 @@ def request(**parameters: str) -> dict[str, Any]:
         "StackName": "fleet",
         "TemplateBody": TEMPLATE.read_text(encoding="utf-8").replace(default, AMI_PARAMETER),
         "Parameters": [{"ParameterKey": key, "ParameterValue": value} for key, value in given.items()],
-        "Capabilities": ["CAPABILITY_IAM", "CAPABILITY_AUTO_EXPAND"],
+        "Capabilities": ["CAPABILITY_IAM"],
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from botocore.stub import ANY
 from small_stack import CHANGES, ID, TAGS, TOPIC, Screen, StubbedAws, described, happened, has_change_sets, proposed
 from test_up import CREATED, MADE, executes, no_stack, proposes
 
@@ -86,6 +87,17 @@ def test_a_refusal_whose_details_may_not_be_read_says_what_is_missing(stubbed: S
     assert "AWS::EarlyValidation::ResourceExistenceCheck" in caught.value.what
     assert "\n  the details are missing: " in caught.value.what
     assert "cloudformation:DescribeEvents" in caught.value.what
+
+
+def test_a_change_set_asks_for_no_more_than_iam_resources(stubbed: StubbedAws, screen: Screen) -> None:
+    given = {"StackName": "fleet", "ChangeSetType": "CREATE", "Capabilities": ["CAPABILITY_IAM"]}
+    named = {"ChangeSetName": ANY, "TemplateBody": ANY, "Parameters": ANY, "Tags": TAGS}
+    stubbed.identity()
+    no_stack(stubbed)
+    stubbed.answer("cloudformation", "create_change_set", MADE, **given, **named)
+    stubbed.answer("cloudformation", "describe_change_set", proposed(TOPIC))
+    is_cleaned_up(stubbed)
+    assert plan(screen.session(aws=stubbed)) is True
 
 
 @pytest.mark.parametrize("tags", [(), (TAGS,), (TAGS, TAGS)], ids=["no change set", "one", "two"])

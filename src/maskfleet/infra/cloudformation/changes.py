@@ -19,7 +19,7 @@ POLL_S = 2.0
 WORK = ("create", "change", "replace", "destroy", "import")
 _ACTIONS = {"Add": "create", "Modify": "change", "Remove": "destroy", "Import": "import", "Dynamic": "change"}
 _NO_CHANGES = ("didn't contain changes", "No updates are to be performed")
-CAPABILITIES = ("CAPABILITY_IAM", "CAPABILITY_NAMED_IAM", "CAPABILITY_AUTO_EXPAND")
+CAPABILITIES = ("CAPABILITY_IAM",)  # our templates give no IAM resource a name, and use no transform
 
 
 @dataclass(frozen=True, slots=True)
