@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -82,6 +86,50 @@ def test_a_damaged_newest_falls_back_to_the_one_before(
     assert found.step == 1
     assert "using step 1" in caplog.text
     assert str(path) in caplog.text
+
+
+@contextmanager
+def unreadable(path: Path, number: int) -> Iterator[None]:
+    """Inside the block the file system answers with error `number` whenever `path` is opened or listed."""
+
+    def refusing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(file: Any, *arguments: Any, **options: Any) -> Any:
+            if file == path:
+                raise OSError(number, os.strerror(number))
+            return function(file, *arguments, **options)
+
+        return guarded
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(io, "open", refusing(io.open))
+        patch.setattr(os, "listdir", refusing(os.listdir))
+        patch.setattr(os, "scandir", refusing(os.scandir))
+        yield
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
+@pytest.mark.parametrize("what", ["step-000000002.safetensors", "step-000000002.json", ""])
+def test_what_cannot_be_read_now_is_neither_damaged_nor_absent(tmp_path: Path, what: str, number: int) -> None:
+    target = store(tmp_path)
+    save_all(target, 1, 2)
+    path = tmp_path / what
+    with unreadable(path, number), pytest.raises(TrainingError, match="cannot be read") as caught:
+        target.saved.newest()
+    assert caught.value.what == f"{path} cannot be read: {os.strerror(number)}"
+    assert ("right to read" if number == errno.EACCES else "run the same command again") in caught.value.remedy
+    newest = target.saved.newest()
+    assert newest is not None
+    assert newest.step == 2
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    target = store(tmp_path, keep_last=1)
+    for step in (1, 2):
+        write_checkpoint(target.saved.path(step), snapshot(step))
+    with unreadable(tmp_path / "step-000000002.json", errno.ESTALE):
+        save_all(target, 3)
+    assert target.saved.steps() == [2, 3]
+    assert "step-000000002.safetensors cannot be read now; it is kept" in caplog.text
 
 
 def test_all_damaged_is_an_error_and_deletes_nothing(tmp_path: Path) -> None:

@@ -89,17 +89,20 @@ class CheckpointStore:
             self._failure = error
 
     def _prune(self, newest: int) -> None:
-        """Keep the newest intact checkpoints, the best one, and no others; `newest` is known to be intact.
+        """Keep the newest intact checkpoints, the best one, and those that cannot be read now; delete all others.
 
-        Checkpoints after `newest` are damaged: the run would have resumed from them otherwise.
+        `newest` is known to be intact. Those after it are damaged: the run would have resumed from them otherwise.
         """
-        intact = [step for step in self.saved.intact_steps() if step <= newest]
+        conditions = {step: self.saved.condition(step) for step in self.saved.steps()}
+        intact = [step for step, condition in conditions.items() if condition == "intact" and step <= newest]
         best = [step for step in intact if read_manifest(self.saved.path(step)).get("best")]
         kept = {*intact[-self._keep_last :], *best[-1:]}
-        for step in self.saved.steps():
-            if step in kept:
-                continue
+        for step, condition in conditions.items():
             path = self.saved.path(step)
+            if condition == "unreadable":
+                logger.warning("checkpoint %s cannot be read now; it is kept, since it may be intact", path)
+            if step in kept or condition == "unreadable":
+                continue
             if step not in intact:
                 logger.warning("deleting checkpoint %s, which is damaged; step %d is intact", path, newest)
             path.with_suffix(".json").unlink(missing_ok=True)  # first: a file without a manifest is not a checkpoint
