@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +14,20 @@ from processes import prepared
 
 from maskfleet.config.base import replaced
 from maskfleet.config.run import RunConfig
+from maskfleet.data.store.annotations import open_store
+from maskfleet.data.store.splits import split_from_paths
 from maskfleet.data.synthetic.dataset import make_shapes
 from maskfleet.errors import TrainingError
 from maskfleet.model.weights.checkpoint import Snapshot
 from maskfleet.training.checkpoint import write_checkpoint
 from maskfleet.training.distributed import Ranks, Worker
-from maskfleet.training.ranks.agreement import config_facts, expect_same, kinds_text, warn_if_gpus_differ
+from maskfleet.training.ranks.agreement import (
+    config_facts,
+    expect_same,
+    expect_same_data,
+    kinds_text,
+    warn_if_gpus_differ,
+)
 
 HOSTS = {"MASKFLEET_HOSTS": '[["oak", 1], ["elm", 1]]'}
 OTHER_VERSION = """
@@ -90,6 +100,30 @@ def test_a_difference_names_the_fact_the_rank_the_host_and_both_values() -> None
     with pytest.raises(TrainingError, match="colour is red for rank 1 on elm, but blue for rank 0 on oak"):
         expect_same(TwoRanks([["colour", "red", "blue"]]), {"colour": "blue"}, remedy="paint it")
     expect_same(TwoRanks([]), {"colour": "blue"}, remedy="paint it")
+
+
+class SentByChief(TwoRanks):
+    """Records what rank 0 sends."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.sent: list[Any] = []
+
+    def broadcast(self, value: Any) -> Any:
+        self.sent.append(value)
+        return value
+
+
+def test_data_sets_whose_files_have_one_name_are_all_compared(tmp_path: Path, shapes_root: Path) -> None:
+    stores = []
+    for split in ("train", "val"):
+        file = tmp_path / split / "_annotations.coco.json"
+        file.parent.mkdir()
+        shutil.copy(shapes_root / "annotations" / f"instances_{split}.json", file)
+        stores.append(open_store(split_from_paths(file, shapes_root / split)))
+    chief = SentByChief()
+    expect_same_data(chief, stores)
+    assert list(chief.sent[0].values()) == [f"{store.source_sha256} ({len(store)} images)" for store in stores]
 
 
 def test_one_rank_agrees_with_itself() -> None:

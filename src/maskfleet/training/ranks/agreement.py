@@ -33,8 +33,8 @@ def expect_same_software(ranks: Ranks, config: RunConfig) -> None:
 def expect_same_data(ranks: Ranks, stores: Sequence[AnnotationStore]) -> None:
     """Raise on all ranks if the annotations of one differ from rank 0's."""
     facts = {}
-    for store in stores:
-        name = f"the SHA-256 of {store.split.annotations.name}"
+    for number, store in enumerate(stores, 1):  # files of several sets may have one name; folders differ between hosts
+        name = f"the SHA-256 of {store.split.annotations.name}, data set {number} of {len(stores)},"
         facts[name] = f"{store.source_sha256} ({len(store)} images)"
     expect_same(ranks, facts, remedy=_SAME_DATA)
 
