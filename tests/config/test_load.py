@@ -197,6 +197,22 @@ def test_a_run_may_resume_with_moved_data_and_other_worker_and_checkpoint_settin
     assert load(tmp_path / "run.yaml") == moved
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"train.peer_timeout_s": 900.0}, {"train.join_timeout_s": 60.0}, {"data.on_bad": "skip"}, {"data.root": "moved"}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_run_with_results_resumes_with_settings_that_change_no_number(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    first = recipe("r50_fpn_1x")
+    write_run_file(tmp_path, first)
+    (tmp_path / "metrics.jsonl").write_text("{}")
+    changed = replaced(first, change)
+    write_run_file(tmp_path, changed)
+    assert load(tmp_path / "run.yaml") == changed
+
+
 def test_writing_the_same_run_again_changes_nothing(tmp_path: Path) -> None:
     write_run_file(tmp_path, recipe("demo"))
     before = (tmp_path / "run.yaml").stat().st_mtime_ns

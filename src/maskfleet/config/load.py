@@ -26,7 +26,7 @@ RUN_FILE, METRICS_FILE, CHECKPOINTS = "run.yaml", "metrics.jsonl", "checkpoints"
 # TensorPack's and AWS Samples' presets allow any model.mask; the other recipes are named after what they train.
 _SWITCHABLE = {name for base in ("standard", "optimized") for name in (base, FASTER + base)}
 
-# What may change when a run resumes: paths, how often it logs, evaluates and saves, and its length; not what it
+# What may change when a run resumes: paths, limits, how often it logs, evaluates and saves, and its length; not what it
 # computes. A name that ends with a dot is a section.
 _FREE_TO_CHANGE = (
     "data.root",
@@ -35,6 +35,9 @@ _FREE_TO_CHANGE = (
     "data.num_workers",
     "data.max_image_mpx",
     "data.allow_outside",
+    "data.on_bad",  # with broken data, error computes nothing
+    "train.join_timeout_s",
+    "train.peer_timeout_s",
     "train.log_every_steps",
     "train.epochs",
     "train.steps",
@@ -151,7 +154,7 @@ def refuse_another_run(run_dir: Path, config: RunConfig) -> None:
 def changes_of_run(old: RunConfig, new: RunConfig) -> str:
     """A line for each difference that makes `new` another run than `old`; empty if it is the same.
 
-    The same run may resume with other paths, and log, evaluate and save at other intervals.
+    The same run may resume with other paths and limits, and log, evaluate and save at other intervals.
     """
     return "\n".join(
         f"    {name}: there {was!r}, here {now!r}"
