@@ -244,6 +244,21 @@ def test_the_figures_of_the_speed_page_are_those_of_the_result_files() -> None:
     ]
 
 
+def test_the_first_step_on_the_speed_page_has_the_parts_and_times_of_the_result_file() -> None:
+    found: Any = result("start.json")
+    page = " ".join(text_of(ROOT / "docs" / "train" / "speed.md").split())
+    assert list(found["cases"]) == ["cold"]
+    cold, parts = found["cases"]["cold"], found["main_thread_s_of_first_minute"]
+    assert f"first step after {cold['to_first_step_s']} s and eager steps at {cold['eager_images_per_s']:.0f}" in page
+    assert f"after {cold['to_full_speed_s']} s, of which the switch took {cold['switch_s']}, all steps" in page
+    dynamo = parts["imports of torch._dynamo"]
+    assert (
+        f"the main thread spent {parts['imports'] + dynamo:.1f} s on imports, {dynamo:.1f} of them on `torch._dynamo`, "
+        f"{parts['Triton']:.1f} s on Triton's kernels and {parts['waiting for a batch']:.1f} s waiting for a batch. "
+        "With a full cache it was not measured."
+    ) in page
+
+
 def test_the_table_of_rates_is_what_the_schedule_computes() -> None:
     text = text_of(ROOT / "docs" / "train" / "training.md")
     rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| ([\d.]+) \| (\d+), (\d+) \| (\d+) \|$", text, re.M)
