@@ -63,6 +63,33 @@ def test_the_operator_may_remove_the_cluster_and_what_carries_its_tag() -> None:
     assert allowed(policy, "elasticfilesystem:DeleteFileSystem", efs, tagged)
 
 
+# What a service asks of IAM or EC2 in the caller's name; moto checks none of it.
+SERVICE_ROLE = f"{ROLE}/aws-service-role/eks-nodegroup.amazonaws.com/AWSServiceRoleForAmazonEKSNodegroup"
+INTERFACE = "arn:aws:ec2:us-west-2:111122223333:network-interface/eni-1"
+FOR_THE_CALLER = [
+    ("iam:GetRole", SERVICE_ROLE),  # eks:CreateNodegroup, before it makes the role
+    ("iam:CreateServiceLinkedRole", SERVICE_ROLE),
+    ("ec2:DescribeSubnets", "*"),  # elasticfilesystem:CreateMountTarget
+    ("ec2:DescribeNetworkInterfaces", "*"),
+    ("ec2:CreateNetworkInterface", INTERFACE),
+    ("ec2:DeleteNetworkInterface", INTERFACE),  # elasticfilesystem:DeleteMountTarget
+    ("ec2:ModifyNetworkInterfaceAttribute", INTERFACE),  # elasticfilesystem:ModifyMountTargetSecurityGroups
+    ("ec2:ModifyNetworkInterfaceAttribute", "arn:aws:ec2:us-west-2:111122223333:security-group/sg-1"),
+    ("ec2:GetSecurityGroupsForVpc", "arn:aws:ec2:us-west-2:111122223333:vpc/vpc-1"),  # fsx:CreateFileSystem
+]
+
+
+@pytest.mark.parametrize(("action", "resource"), FOR_THE_CALLER)
+def test_the_operator_may_do_what_services_do_in_the_callers_name(action: str, resource: str) -> None:
+    context = {"aws:RequestedRegion": "us-west-2", "iam:AWSServiceName": "eks-nodegroup.amazonaws.com"}
+    assert allowed(operator_policy(), action, resource, context)
+
+
+@pytest.mark.parametrize("action", ["iam:PutRolePolicy", "iam:AttachRolePolicy", "iam:DeleteRole"])
+def test_the_operator_only_reads_the_roles_of_services(action: str) -> None:
+    assert not allowed(operator_policy(), action, SERVICE_ROLE, {})
+
+
 def test_the_operator_policy_fits_into_a_role() -> None:
     longest = operator_policy(cluster="f" * 38)
     assert len(re.sub(r"\s", "", longest)) <= 10_240
