@@ -22,6 +22,7 @@ INPUTS: dict[str, Any] = {
     "region": "us-west-2",
     "account_id": ACCOUNT,
     "partition": "aws",
+    "vpc_id": "vpc-11112222",
     "oidc_arn": f"arn:aws:iam::{ACCOUNT}:oidc-provider/{ISSUER}",
     "oidc_issuer": ISSUER,
     "kubeflow_namespace": "kubeflow",
@@ -233,6 +234,18 @@ def test_the_autoscaler_changes_only_groups_of_this_cluster(documents: dict[str,
     assert allowed(policy, "autoscaling:SetDesiredCapacity", group, own)
     other = {"aws:ResourceTag/k8s.io/cluster-autoscaler/other": "owned"}
     assert not allowed(policy, "autoscaling:SetDesiredCapacity", group, other)
+
+
+def test_the_load_balancer_controller_makes_its_group_in_the_clusters_vpc_whoever_tagged_it(
+    documents: dict[str, str],
+) -> None:
+    # A VPC of others has no tag of ours, and CreateSecurityGroup is checked on the VPC as well as on the group.
+    policy, make = documents["permissions/load_balancer/make"], "ec2:CreateSecurityGroup"
+    assert allowed(policy, make, f"arn:aws:ec2:us-west-2:{ACCOUNT}:vpc/vpc-11112222", {})
+    assert not allowed(policy, make, f"arn:aws:ec2:us-west-2:{ACCOUNT}:vpc/vpc-33334444", {})
+    group = f"arn:aws:ec2:us-west-2:{ACCOUNT}:security-group/*"
+    assert allowed(policy, make, group, {"aws:RequestTag/elbv2.k8s.aws/cluster": "fleet"})
+    assert not allowed(policy, make, group, {})
 
 
 def test_the_load_balancer_controller_cannot_change_other_load_balancers(documents: dict[str, str]) -> None:

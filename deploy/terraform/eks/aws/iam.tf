@@ -62,6 +62,7 @@ module "policies" {
   region                   = var.region
   account_id               = local.account_id
   partition                = local.partition
+  vpc_id                   = local.vpc_id
   oidc_arn                 = aws_iam_openid_connect_provider.this.arn
   oidc_issuer              = trimprefix(aws_eks_cluster.this.identity[0].oidc[0].issuer, "https://")
   kubeflow_namespace       = var.kubeflow_namespace

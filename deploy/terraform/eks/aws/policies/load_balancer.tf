@@ -38,11 +38,11 @@ locals {
       Condition = { StringEquals = { "aws:RequestedRegion" = [var.region] } }
     },
     {
-      Sid       = "MakeSecurityGroupIn"
-      Effect    = "Allow"
-      Action    = ["ec2:CreateSecurityGroup"]
-      Resource  = ["${local.ec2}:${var.account_id}:vpc/*"]
-      Condition = { StringEquals = { "aws:ResourceTag/maskfleet/cluster" = [var.cluster_name] } }
+      # By its id: the VPC may be one of others, without a tag of ours.
+      Sid      = "MakeSecurityGroupIn"
+      Effect   = "Allow"
+      Action   = ["ec2:CreateSecurityGroup"]
+      Resource = ["${local.ec2}:${var.account_id}:vpc/${var.vpc_id}"]
     },
     {
       Sid       = "MakeSecurityGroup"

@@ -20,6 +20,11 @@ variable "partition" {
   type        = string
 }
 
+variable "vpc_id" {
+  description = "VPC of the cluster."
+  type        = string
+}
+
 variable "oidc_arn" {
   description = "ARN of the cluster's OIDC provider."
   type        = string
