@@ -47,7 +47,7 @@ finish() {
 }
 
 signal() {
-  aws cloudformation signal-resource --stack-name "$CLUSTER" --logical-resource-id "${ROLE^}Group" \
+  aws cloudformation signal-resource --stack-name "$STACK" --logical-resource-id "${ROLE^}Group" \
     --unique-id "$instance" --status "$1" || say "CloudFormation does not wait for this node"
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import node_lab
 import pytest
-from cfn_template import Stack, read_template
+from cfn_template import PSEUDO, Stack, read_template
 from node_lab import Node, boot
 
 from maskfleet.system.deploy_files import deploy_path
@@ -58,7 +58,8 @@ def test_nodes_report_after_everything_is_done(cluster: dict[str, Any]) -> None:
     expected = []
     for address, role, group in ((HEAD, "head", "HeadGroup"), (WORKER, "worker", "WorkerGroup")):
         name = f"i-{address}"
-        signal = {"StackName": "fleet", "LogicalResourceId": group, "UniqueId": name, "Status": "SUCCESS"}
+        stack = PSEUDO["AWS::StackId"]
+        signal = {"StackName": stack, "LogicalResourceId": group, "UniqueId": name, "Status": "SUCCESS"}
         hook = {"LifecycleHookName": "ready", "AutoScalingGroupName": f"fleet-{role}", "InstanceId": name}
         expected += [
             {"Action": "SignalResource", **signal},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from typing import Any
 
@@ -124,6 +125,16 @@ def test_nodes_report_to_their_own_stack_and_groups() -> None:
         assert may(action, f"{GROUPS}/fleet-worker")
         for stranger in ("web", "fleet", "fleet-2-worker", "fleet-worker-2", "my-fleet-worker"):
             assert not may(action, f"{GROUPS}/{stranger}"), stranger
+
+
+@pytest.mark.parametrize("role", ["Head", "Worker"])
+def test_nodes_signal_their_stack_by_the_id_that_they_may_signal(role: str) -> None:
+    # IAM sees a call that gives the name of a stack as one on `stack/NAME/*`, which a policy for its id does not allow.
+    script = Stack(TEMPLATE, S3Bucket="my-bucket", KeyName="me").properties(f"{role}Template")
+    text = script["LaunchTemplateData"]["UserData"]
+    assert 'signal-resource --stack-name "$STACK"' in text
+    [identity] = re.findall(r"^STACK='(.*)'$", text, re.MULTILINE)
+    assert may("cloudformation:SignalResource", identity)
 
 
 def test_nodes_publish_metrics_only_in_our_namespace() -> None:
