@@ -162,6 +162,14 @@ def test_the_notebook_passes_only_the_role_of_the_jobs() -> None:
     )
 
 
+def test_the_notebook_reads_its_own_stack_by_name() -> None:
+    # The kernel has the name of the stack alone. IAM sees a call with it as one on `stack/NAME/*`.
+    stacks = f"arn:aws:cloudformation:{ACCOUNT}:stack"
+    assert may("NotebookPolicy", "cloudformation:DescribeStacks", f"{stacks}/fleet/*")
+    for other in ("fleet-2/*", "other/*", "fleet"):
+        assert not may("NotebookPolicy", "cloudformation:DescribeStacks", f"{stacks}/{other}"), other
+
+
 def test_the_notebook_has_no_root_and_no_direct_way_to_the_internet() -> None:
     notebook = stack().properties("Notebook")
     assert (notebook["RootAccess"], notebook["DirectInternetAccess"]) == ("Disabled", "Disabled")
