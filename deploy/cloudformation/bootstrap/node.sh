@@ -41,14 +41,26 @@ finish() {
     say "setting up this node failed with code $code"
     if [[ $ROLE == head ]]; then signal FAILURE; fi
   fi
-  aws autoscaling complete-lifecycle-action --auto-scaling-group-name "$CLUSTER-$ROLE" --lifecycle-hook-name ready \
-    --instance-id "$instance" --lifecycle-action-result "$result" || say "no lifecycle hook waits for this node"
+  report autoscaling complete-lifecycle-action --auto-scaling-group-name "$CLUSTER-$ROLE" --lifecycle-hook-name ready \
+    --instance-id "$instance" --lifecycle-action-result "$result"
   exit "$code"
 }
 
 signal() {
-  aws cloudformation signal-resource --stack-name "$STACK" --logical-resource-id "${ROLE^}Group" \
-    --unique-id "$instance" --status "$1" || say "CloudFormation does not wait for this node"
+  report cloudformation signal-resource --stack-name "$STACK" --logical-resource-id "${ROLE^}Group" \
+    --unique-id "$instance" --status "$1"
+}
+
+# A node that is not heard is terminated, so a call is repeated while AWS is too busy or cannot be reached.
+report() { retry 300 heard "$@" || true; }
+
+# ValidationError: nobody waits for the report of this node.
+heard() {
+  local text
+  if ! text=$(aws "$@" 2>&1); then
+    say "$text"
+    [[ $text == *"(ValidationError)"* ]]
+  fi
 }
 
 install_packages() {

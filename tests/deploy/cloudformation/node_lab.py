@@ -67,9 +67,12 @@ def why_not() -> str | None:
     return f"cannot create a scratch root: {done.stderr.strip()}" if done.returncode else None
 
 
-def boot(folder: Path, nodes: list[Node], aws: str) -> dict[str, Any]:
-    """Boot the nodes one after the other. Returns the calls to AWS, and by address what is left on each node."""
-    plan = {"folder": str(folder), "aws": aws, "nodes": [asdict(node) for node in nodes]}
+def boot(folder: Path, nodes: list[Node], aws: str, refused: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Boot the nodes one after the other. Returns the calls to AWS, and by address what is left on each node.
+
+    The first calls of an action in `refused` get these error codes.
+    """
+    plan = {"folder": str(folder), "aws": aws, "refused": refused, "nodes": [asdict(node) for node in nodes]}
     (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     command = [*NAMESPACES, sys.executable, __file__, str(folder / "plan.json")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
@@ -85,6 +88,7 @@ class Lab:
     def __init__(self, plan: Mapping[str, Any]) -> None:
         self.folder, self.aws = Path(plan["folder"]), Path(plan["aws"])
         self.nodes = [Node(**one) for one in plan["nodes"]]
+        self.refused: dict[str, list[str]] = plan["refused"]
         self.calls: list[dict[str, str]] = []
         self.booting: Node | None = None
 
@@ -167,6 +171,7 @@ class Lab:
             "PATH": f"{os.defpath}:/usr/sbin:/sbin",
             "HOME": "/root",
             "RETRY_S": "0",
+            "AWS_MAX_ATTEMPTS": "1",  # the CLI's own retries take seconds
             "AWS_ENDPOINT_URL": f"http://{API[0]}:{API[1]}",
             **environment,
         }
@@ -209,7 +214,7 @@ class Lab:
         return Handler
 
     def api(self) -> type[BaseHTTPRequestHandler]:
-        """AWS's query protocol: every call is recorded and succeeds if it is signed."""
+        """AWS's query protocol: every call is recorded, and succeeds if it is signed and not to be refused."""
         lab = self
 
         class Handler(Quiet):
@@ -221,6 +226,10 @@ class Lab:
                     return
                 lab.calls.append(call)
                 name = call["Action"]
+                if lab.refused.get(name):
+                    code = f"<Type>Sender</Type><Code>{lab.refused[name].pop(0)}</Code><Message>no</Message>"
+                    self.answer(400, f"<ErrorResponse><Error>{code}</Error><RequestId>1</RequestId></ErrorResponse>")
+                    return
                 self.answer(200, f"<{name}Response><{name}Result/></{name}Response>")
 
         return Handler

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,12 @@ def user_data(role: str, **parameters: Any) -> str:
     return text
 
 
-def lab(folder: Path, *nodes: Node) -> dict[str, Any]:
+def lab(folder: Path, *nodes: Node, refused: Mapping[str, list[str]] | None = None) -> dict[str, Any]:
     reason = node_lab.why_not()
     if reason is not None:
         pytest.skip(f"nodes in namespaces: {reason}")
     (folder / "roots").mkdir()
-    return boot(folder, list(nodes), tool("aws"))
+    return boot(folder, list(nodes), tool("aws"), refused or {})
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +125,15 @@ def test_a_node_that_fails_is_given_up_and_only_the_head_node_fails_the_stack(tm
     ]
     for node in found["nodes"].values():
         assert "setting up this node failed" in node["output"]
+
+
+@pytest.mark.parametrize(("code", "tries"), [("Throttling", 3), ("ValidationError", 1)])
+def test_a_report_is_repeated_unless_nobody_waits_for_it(tmp_path: Path, code: str, tries: int) -> None:
+    # An instance whose lifecycle hook hears nothing is terminated, although it is ready.
+    actions = ["SignalResource", "CompleteLifecycleAction"]
+    refused = {action: [code, code] for action in actions}
+    found = lab(tmp_path, Node(HEAD, user_data("Head", LustreStorageGiB=0)), refused=refused)
+    [node] = found["nodes"].values()
+    assert node["code"] == 0, node["output"]
+    assert [call["Action"] for call in found["calls"]] == [action for action in actions for _ in range(tries)]
+    assert f"({code})" in node["output"]
