@@ -249,6 +249,38 @@ def test_the_notebook_gets_a_kernel_and_the_notebooks(tmp_path: Path) -> None:
     assert f"{kernel} --env {launch_stack.STACK_VARIABLE} sm --env AWS_REGION us-west-2" in calls
 
 
+def test_the_notebook_runs_amazon_linux_2023() -> None:
+    platform = stack().properties("Notebook")["PlatformIdentifier"]
+    assert platform == "notebook-al2023-v1"  # from July 2026 on, SageMaker neither creates nor starts older ones
+    session = pytest.importorskip("botocore.session").get_session()
+    known = session.get_service_model("sagemaker").shape_for("PlatformIdentifier").metadata["pattern"]
+    assert platform in known.strip("()").split("|")
+    document = json.dumps(stack().properties("S3Endpoint")["PolicyDocument"])
+    packages = "arn:aws:s3:::al2023-repos-us-west-2-de612dc2/core/mirrors/latest/x86_64/mirror.list"
+    assert allowed(document, "s3:GetObject", packages, {})
+
+
+def test_the_notebook_mounts_both_file_systems_with_packages_of_amazon_linux_2023(tmp_path: Path) -> None:
+    """The script that runs at each start, with every program that needs root replaced by a recorder."""
+    programs, log, home = tmp_path / "bin", tmp_path / "log", tmp_path / "home"
+    programs.mkdir()
+    for name in ("cat", "chmod", "mkdir"):
+        (programs / name).symlink_to(tool(name))
+    for name in ("chown", "dnf", "mount", "sudo"):
+        program = programs / name
+        program.write_text(f'#!/bin/sh\necho "{name} $*" >> {log}\n', encoding="utf-8")
+        program.chmod(0o755)
+    text = start_script(LustreStorageGiB=1200)
+    text = text.replace("/home/ec2-user", str(home)).replace("/usr/local/bin", str(tmp_path))
+    subprocess.run(["/bin/bash", "-c", text], env={"PATH": str(programs)}, check=True, capture_output=True)
+    calls = [line for line in log.read_text().splitlines() if not line.startswith("chown")]
+    lustre = "<Lustre>.fsx.us-west-2.amazonaws.com@tcp:/<Lustre.LustreMountName>"
+    assert calls[0] == "dnf install -y nfs-utils"
+    assert calls[1].startswith("mount -t nfs4 ")
+    assert calls[1].endswith(f" <Efs>.efs.us-west-2.amazonaws.com:/ {home}/efs")
+    assert calls[2:] == ["dnf install -y lustre-client", f"mount -t lustre -o noatime,flock {lustre} {home}/fsx"]
+
+
 @pytest.mark.slow
 def test_cfn_lint_and_checkov_find_nothing() -> None:
     assert run_tool("cfn-lint", FILE, "--regions", *REGIONS).strip() == ""

@@ -181,6 +181,21 @@ def test_a_file_system_is_replaced_only_on_request(stubbed: StubbedAws, screen: 
     )
 
 
+def test_a_notebook_instance_is_replaced_only_on_request_because_its_disk_goes_with_it(
+    stubbed: StubbedAws, screen: Screen
+) -> None:
+    kind = "AWS::SageMaker::NotebookInstance"
+    notebook = {"LogicalResourceId": "Notebook", "ResourceType": kind, "PhysicalResourceId": "n", "Action": "Modify"}
+    stubbed.identity()
+    stubbed.answer("cloudformation", "describe_stacks", described("CREATE_COMPLETE"))
+    proposes(stubbed, {**notebook, "Replacement": "True"})
+    stubbed.answer("cloudformation", "delete_change_set", {})
+    stubbed.answer("cloudformation", "describe_stacks", described("CREATE_COMPLETE"))
+    with pytest.raises(InfraError, match=r"would take Notebook \(n\) with all data in it away"):
+        up(screen.session(aws=stubbed))
+    assert "ALL DATA IN IT IS DELETED" in screen.shown()
+
+
 def test_without_a_yes_nothing_happens_and_the_change_set_is_deleted(
     stubbed: StubbedAws, screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:

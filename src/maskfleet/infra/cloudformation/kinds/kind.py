@@ -19,6 +19,7 @@ DATA = frozenset(
         "AWS::FSx::FileSystem",
         "AWS::FSx::DataRepositoryAssociation",
         "AWS::S3::Bucket",
+        "AWS::SageMaker::NotebookInstance",  # what users keep in ~/SageMaker is on its disk
     }
 )
 
