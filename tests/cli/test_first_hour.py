@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_a_device_that_does_not_exist_lists_those_that_do(
 ) -> None:
     run = tmp_path / "run"
     write_run_file(run, replaced(recipe("demo"), {"data.root": str(root)}))
-    images = [root / "val" / "x.jpg"] if name == "predict" else []
+    images = [root / "val"] if name == "predict" else []
     done = command(name, run, *images, "--device", "cuda:99")
     assert done.returncode == 2
     assert "there is no device 'cuda:99' on this machine, which has cpu" in done.stderr
@@ -106,3 +107,23 @@ def test_devices_and_numbers_of_gpus_exclude_each_other(root: Path, command: Com
 def test_one_is_singular(count: int, text: str) -> None:
     assert count_text(count, "warning") == text
     assert count_text(2, "class", "classes") == "2 classes"
+
+
+def test_the_demo_says_how_the_shell_finds_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from maskfleet.cli.demo import next_steps
+
+    bin_ = tmp_path / "my env" / "bin"
+    bin_.mkdir(parents=True)
+    program = bin_ / "maskfleet"
+    program.write_text("#!/bin/sh\necho found\n")
+    program.chmod(0o755)
+    (bin_ / "activate").write_text(f"PATH='{bin_}':$PATH\n")
+    monkeypatch.setattr(sys, "prefix", str(bin_.parent))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    first = next(iter(next_steps(Path("demo/run"), Path("demo/shapes"))))
+    assert first == ". 'my env/bin/activate'"
+    shell = subprocess.run(["sh", "-c", f"{first}\nmaskfleet"], stdout=subprocess.PIPE, text=True, check=True)
+    assert shell.stdout == "found\n"
+    monkeypatch.setenv("PATH", f"{bin_}:/usr/bin:/bin")
+    assert next(iter(next_steps(Path("demo/run"), Path("demo/shapes")))).startswith("maskfleet predict")

@@ -147,7 +147,8 @@ def test_a_launched_run_finds_its_splits_when_it_begins(root: Path, tmp_path: Pa
         (("train", "new", "--recipe", "r50_fpn_1x", "--data", "."), "annotations"),
         (("eval", "nothing"), "there is no nothing"),
         (("eval", "."), "is not a run"),
-        (("predict", "nothing", "x.jpg"), "there is no nothing"),
+        (("predict", "nothing", "https://example.org/x.jpg"), "there is no nothing"),
+        (("predict", "nothing", "x.jpg"), "there is no image or video in: x.jpg"),
     ],
 )
 def test_mistakes_end_in_one_message(arguments: tuple[str, ...], what: str, command: Command) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -48,14 +51,29 @@ def demo(
     box, mask = metrics["mAP(bbox)/IoU=0.5"], metrics["mAP(segm)/IoU=0.5"]
     out.print(f"\nOn {NUM_VAL} validation images: box AP50 {score_text(box)} %, mask AP50 {score_text(mask)} %.")
     out.print(f"The result, with pictures: {run_dir / 'report.html'}", markup=False)
-    hints = {
+    hints = next_steps(run_dir, data)
+    width = max(map(len, hints))
+    out.print("\nWhat to try next:")
+    for command, purpose in hints.items():
+        out.print(f"  {command:<{width}}  {purpose}", markup=False)
+
+
+def next_steps(run_dir: Path, data: Path) -> dict[str, str]:
+    """Commands to paste into the shell, and what for."""
+    script = _activation()
+    first = {} if script is None else {f". {shlex.quote(str(script))}": "find the command maskfleet in this shell"}
+    return first | {
         f"maskfleet predict {run_dir} {data}/val/*.jpg": "draw its detections",
         f"maskfleet serve {run_dir}": "try it in the browser",
         f"maskfleet eval {run_dir}": "AP, class by class",
         "maskfleet data inspect DATA": "inspect your own COCO-format data",
         "maskfleet train runs/mine --data DATA": "train on it",
     }
-    width = max(map(len, hints))
-    out.print("\nWhat to try next:")
-    for command, purpose in hints.items():
-        out.print(f"  {command:<{width}}  {purpose}", markup=False)
+
+
+def _activation() -> Path | None:
+    """The script that puts `maskfleet` on the PATH; None if it is there. `make demo` calls it by its path."""
+    script = Path(sys.prefix, "bin", "activate")
+    if shutil.which("maskfleet") or not script.is_file():
+        return None
+    return script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
