@@ -37,20 +37,22 @@ def endless(micro: RunConfig, **changes: object) -> RunConfig:
 
 
 @pytest.mark.slow
-def test_a_hung_rank_ends_the_others_within_the_timeout(tmp_path: Path, micro: RunConfig) -> None:
+@pytest.mark.parametrize(("hung", "host"), [(2, "elm"), (0, "oak")])  # rank 0 serves the store
+def test_a_hung_rank_ends_the_others_within_the_timeout(tmp_path: Path, micro: RunConfig, hung: int, host: str) -> None:
     run_dir = prepared(tmp_path, endless(micro, **{"train.peer_timeout_s": 3.0}))
     ranks = start_ranks([train_argv(run_dir)] * 3, env=HOSTS)
     try:
         wait_for_step(ranks[0], run_dir, 3)
-        ranks[2].send_signal(signal.SIGSTOP)
+        ranks[hung].send_signal(signal.SIGSTOP)
         stopped_at = time.monotonic()
-        printed = [process.communicate(timeout=LONG_S)[0] for process in ranks[:2]]
+        others = [process for rank, process in enumerate(ranks) if rank != hung]
+        printed = [process.communicate(timeout=LONG_S)[0] for process in others]
         print(f"the others ended after {time.monotonic() - stopped_at:.0f} s")
     finally:
         kill(ranks)
-    for process, text in zip(ranks[:2], printed, strict=True):
+    for process, text in zip(others, printed, strict=True):
         assert process.returncode == 2, text
-        assert "no answer from rank 2 on elm" in " ".join(text.split()), text
+        assert f"no answer from rank {hung} on {host}" in " ".join(text.split()), text
         assert "Traceback" not in text
 
 
@@ -78,6 +80,29 @@ def test_a_rank_that_is_busy_with_something_else_is_named(quick: None) -> None:
         assert aborted.wait(LONG_S), "the result reaches the other rank that waits, long before its own timeout"
     for dog in dogs:
         dog.stop()
+
+
+class SilentStore(dist.HashStore):
+    """The store of a rank 0 that was stopped, or whose host was cut off: nothing returns."""
+
+    silent = threading.Event()
+
+    def clone(self) -> SilentStore:
+        return self
+
+    def check(self, keys: list[str]) -> bool:
+        return self.silent.wait(LONG_S)
+
+
+def test_a_store_that_never_answers_holds_nobody_up(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "STORE_S", 0.5)
+    aborted = threading.Event()
+    dog = Watchdog(SilentStore(), 1, ["oak", "elm"], timeout_s=0.1, abort=aborted.set)
+    with dog.waiting("in a step"):
+        assert aborted.wait(LONG_S)
+        assert dog.lost() == "; no answer from rank 0 on oak, which serves the store"
+    dog.stop()
+    SilentStore.silent.set()
 
 
 def test_nothing_is_aborted_while_ranks_respond(quick: None) -> None:

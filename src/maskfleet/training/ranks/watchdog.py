@@ -1,4 +1,4 @@
-"""A thread of each rank that says to the others that it is alive, and ends the rank if a collective never returns.
+"""Threads of each rank: one ends the rank if a collective never returns, one says to the others that it is alive.
 
 Timeouts of NCCL do not cover collectives inside a CUDA graph, and none of them says which rank is to blame.
 """
@@ -23,6 +23,7 @@ from maskfleet.training.ranks.joining import ranks_by_host
 
 POLL_S = 0.5  # between looks into the store
 ANSWER_S = 4.0  # how long a rank may take to answer; launchers kill the others 10 s after a rank died
+STORE_S = 8.0  # how long asking them may take; if rank 0 hangs, so does everything that asks its store
 EXIT_S = 30.0  # how long a collective may take to return after it was aborted
 _CALL, _ANSWER, _RESULT = "maskfleet/roll-call", "maskfleet/alive", "maskfleet/lost"
 
@@ -51,14 +52,13 @@ class Watchdog:
         # A connection of its own: the main thread may be blocked in the other one. A file counts those who use it.
         self._store: Store = store if isinstance(store, FileStore) else store.clone()  # type: ignore[attr-defined]
         self._abort = abort or abort_nccl
-        self._lock = threading.RLock()  # of the store
+        self._lock = threading.Lock()  # of the store
         self.rank, self._hosts = rank, hosts
         self._waiting: Waiting | None = None
         self._lost: str | None = None
         self._aborted_at: float | None = None
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rank-watchdog", daemon=True)
-        self._thread.start()
+        self._threads = [_started(self._watch, "rank-watchdog"), _started(self._answer_calls, "rank-answers")]
 
     @property
     def aborted(self) -> bool:
@@ -77,31 +77,39 @@ class Watchdog:
 
     def lost(self) -> str:
         """Ask all ranks whether they are alive -> which ones are to blame, as the end of an error message."""
+        if self._lost is None:
+            _started(self._ask, "rank-roll-call").join(STORE_S)
+        if self._lost is None:
+            return f"; no answer from {ranks_by_host([0], self._hosts)}, which serves the store"
+        return self._lost
+
+    def stop(self) -> None:
+        """End the threads; one that waits for a store which never answers is left behind."""
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join(2 * POLL_S)
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(POLL_S):
+            waiting = self._waiting
+            if waiting is not None:
+                self._check(waiting)
+
+    def _answer_calls(self) -> None:
+        while not self._stopped.wait(POLL_S):
+            try:
+                with self._lock:
+                    self._answer()
+            except (RuntimeError, dist.DistError):
+                return  # rank 0 has exited, or its host is lost
+
+    def _ask(self) -> None:
         with self._lock:
             if self._lost is None:
                 try:
                     self._lost = self._roll_call()
                 except (RuntimeError, dist.DistError):
-                    return "; rank 0, which hosts the store, does not answer"
-            return self._lost
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._stopped.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        store_works = True
-        while not self._stopped.wait(POLL_S):
-            if store_works:
-                try:
-                    with self._lock:
-                        self._answer()
-                except (RuntimeError, dist.DistError):
-                    store_works = False  # rank 0 has exited, or its host is lost
-            waiting = self._waiting
-            if waiting is not None:
-                self._check(waiting)
+                    return  # as above
 
     def _answer(self) -> None:
         """Answer a roll call of another rank, and read its result."""
@@ -143,6 +151,12 @@ class Watchdog:
             self.lost()
             self._aborted_at = now
             self._abort()
+
+
+def _started(work: Callable[[], None], name: str) -> threading.Thread:
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 def abort_nccl() -> None:
