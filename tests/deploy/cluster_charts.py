@@ -31,16 +31,18 @@ def rendered(
     release: str = "it",
     namespace: str = "kubeflow",
     crds: bool = False,
+    is_live: bool = False,
 ) -> list[Manifest]:
-    """Objects that `helm install` would send."""
-    done = _template(chart, values or {}, release, namespace, crds)
+    """Objects that `helm install` would send; `is_live` with what the cluster of KUBECONFIG has already."""
+    flags = (*(["--include-crds"] if crds else []), *(["--dry-run=server"] if is_live else []))
+    done = _template(chart, values or {}, release, namespace, *flags)
     assert done.returncode == 0, done.stderr
     return [one for one in yaml.safe_load_all(done.stdout) if one]
 
 
 def refusal(chart: str, *, values: Mapping[str, Any], release: str = "it", namespace: str = "kubeflow") -> str:
     """The error message of helm for values that it must reject."""
-    done = _template(chart, values, release, namespace, crds=False)
+    done = _template(chart, values, release, namespace)
     assert done.returncode != 0, f"{chart} accepted {values}"
     return done.stderr
 
@@ -99,12 +101,11 @@ def lint(chart: str, values: Mapping[str, Any], folder: Path) -> str:
 
 
 def _template(
-    chart: str, values: Mapping[str, Any], release: str, namespace: str, crds: bool
+    chart: str, values: Mapping[str, Any], release: str, namespace: str, *flags: str
 ) -> subprocess.CompletedProcess[str]:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
         yaml.safe_dump(dict(values), file)
         file.flush()
-        flags = ["--include-crds"] if crds else []
         return try_tool(
             "helm", "template", release, deploy_path("helm", chart), "-n", namespace, "-f", file.name, *flags
         )

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from cluster_charts import checkov_findings, kubernetes_complaints, lint, of_kind, refusal, rendered, written
 
 from maskfleet.config.launch import EksLaunch
+from maskfleet.system.kube.fake import FakeKube
 
 EFS = {"enabled": True, "file_system_id": "fs-0123456789abcdef0"}
 FSX = {
@@ -67,6 +69,42 @@ def test_volume_and_claim_are_bound_to_each_other_and_outlive_the_release() -> N
         for one in (volume, claim):
             assert one["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     assert [claim["metadata"]["name"] for claim in claims] == ["pv-efs", "pv-fsx"]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKube]:
+    """An API with as much as helm asks before it renders."""
+    with FakeKube(tmp_path) as api:
+        api.objects["/api"] = {"kind": "APIVersions", "versions": ["v1"]}
+        api.objects["/apis"] = {"kind": "APIGroupList", "apiVersion": "v1", "groups": []}
+        kind = {"name": "persistentvolumes", "namespaced": False, "kind": "PersistentVolume", "verbs": ["get"]}
+        api.objects["/api/v1"] = {"kind": "APIResourceList", "groupVersion": "v1", "resources": [kind]}
+        monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig))
+        yield api
+
+
+@pytest.mark.parametrize(("phase", "is_freed"), [("Released", True), ("Bound", False), ("Available", False)])
+def test_a_volume_whose_claim_was_deleted_can_be_claimed_again(phase: str, is_freed: bool, cluster: FakeKube) -> None:
+    # With the uid of the deleted claim it would stay Released, and the new claim Pending.
+    reference = {"kind": "PersistentVolumeClaim", "namespace": "kubeflow", "name": "pv-efs", "uid": "5f0c-old"}
+    cluster.objects["/api/v1/persistentvolumes/kubeflow-storage-efs"] = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": "kubeflow-storage-efs"},
+        "spec": {"claimRef": reference},
+        "status": {"phase": phase},
+    }
+    volumes = of_kind(rendered("storage", values=ALL, release="storage", is_live=True), "PersistentVolume")
+    hooks = [one for one in volumes if "helm.sh/hook" in one["metadata"]["annotations"]]
+    assert [one["metadata"]["name"] for one in hooks] == (["kubeflow-storage-efs"] if is_freed else [])
+    efs, fsx = (one for one in volumes if one not in hooks)
+    for hook in hooks:  # helm deletes the old volume and waits for that, then makes this one
+        assert hook["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
+        assert hook["metadata"]["annotations"]["helm.sh/hook-delete-policy"] == "before-hook-creation"
+        assert hook["spec"] == efs["spec"]
+    # A uid in the manifest would unbind the volume at the next upgrade or rollback.
+    assert not any("uid" in one["spec"]["claimRef"] for one in volumes)
+    assert efs["metadata"]["annotations"] == fsx["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
 
 def test_releases_and_namespaces_share_no_volume() -> None:

@@ -71,6 +71,22 @@ def test_volumes_outlive_their_release_and_are_adopted_by_the_next(kube: Kube) -
         assert {claim: kube.get("pvc", claim)["metadata"]["uid"] for claim in claims} == volumes
 
 
+def test_volumes_whose_claims_were_deleted_are_bound_again_by_the_next_release(kube: Kube) -> None:
+    # As after `infra down`, which deletes the namespace and with it the claims.
+    release = random_name("it")
+    with installed(kube, release, "storage", STORAGE):
+        eventually(lambda: phase_of_claim(kube, "pv-efs") == "Bound", what="pv-efs bound to its volume")
+        kube.helm("uninstall", release)
+        kube.kubectl("delete", "pvc", "pv-efs", "pv-fsx")
+        volume = f"{kube.namespace}-{release}-efs"
+        eventually(lambda: kube.get("pv", volume)["status"]["phase"] == "Released", what=f"{volume} released")
+
+        kube.install(release, "storage", STORAGE)
+
+        for claim in ("pv-efs", "pv-fsx"):
+            eventually(lambda name=claim: phase_of_claim(kube, name) == "Bound", what=f"{claim} bound to its volume")
+
+
 def test_claims_of_one_release_are_not_adopted_by_another(kube: Kube) -> None:
     with installed(kube, random_name("it"), "storage", STORAGE):
         other = random_name("other")
