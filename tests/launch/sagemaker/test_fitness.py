@@ -51,6 +51,7 @@ def accepted(world: World, **section: Any) -> None:
         ({"image": f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/maskfleet-train:2"}, "there is no image"),
         ({"image": f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/other:1"}, "there is no image"),
         ({"channels": [{"uri": "s3://lab/cocoa"}]}, "s3://lab/cocoa, the data of channel train, is empty"),
+        ({"channels": [{"uri": "s3://lab/coc"}]}, "s3://lab/coc, the data of channel train, is empty"),
         ({"channels": [{"uri": "s3://other/coco"}]}, "there is no bucket other"),
         ({"role_arn": f"arn:aws:iam::{ACCOUNT}:role/other"}, "there is no role"),
         ({"nodes": 3}, "quota is 2 of ml.g5.12xlarge for training job usage, and 3 are needed"),

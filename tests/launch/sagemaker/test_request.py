@@ -99,6 +99,15 @@ def test_a_plain_job() -> None:
     assert channel["DataSource"]["S3DataSource"]["S3DataDistributionType"] == "FullyReplicated"
 
 
+@pytest.mark.parametrize("uri", ["s3://lab", "s3://lab/", "s3://lab/data/coco", "s3://lab/data/coco/"])
+def test_an_s3_channel_is_a_folder_because_a_prefix_also_fits_longer_names(uri: str) -> None:
+    channels = request(launch(channels=[{"uri": uri}, {"name": "more", "uri": uri}]))["InputDataConfig"]
+    sources = [one["DataSource"]["S3DataSource"] for one in channels]
+    assert [one["S3DataType"] for one in sources] == ["S3Prefix", "S3Prefix"]
+    # s3://lab/data/coco would copy s3://lab/data/coco-old/… too.
+    assert {one["S3Uri"] for one in sources} == {f"{uri.rstrip('/')}/"}
+
+
 def test_ranks_follow_from_the_instance_type() -> None:
     backend = SageMakerBackend(launch(), nodes=3)
     assert backend.job(recipe("demo"), name="a").slots == (4, 4, 4)

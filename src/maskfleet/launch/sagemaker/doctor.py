@@ -68,11 +68,12 @@ def _unset(name: str) -> Finding:
 def _s3_channel(services: Services, channel: SageMakerChannel) -> Finding:
     """Whether the prefix has an object, in a bucket of the job's region."""
     name = f"channel {channel.name}"
-    bucket, _, prefix = channel.uri.removeprefix("s3://").partition("/")
+    bucket, _, prefix = channel.uri.rstrip("/").removeprefix("s3://").partition("/")
+    folder = f"{prefix}/" if prefix else ""
 
     def check() -> Finding:
         try:
-            answer = services.client("s3").list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
+            answer = services.client("s3").list_objects_v2(Bucket=bucket, Prefix=folder, MaxKeys=1)
         except aws_exceptions() as error:
             if code_of(error) == "NoSuchBucket":
                 return lacking(name, "no such bucket", f"there is no bucket {bucket}", "check launch.channels")

@@ -148,7 +148,7 @@ def _channel(channel: SageMakerChannel) -> Json:
         source: Json = {
             "S3DataSource": {
                 "S3DataType": "S3Prefix",
-                "S3Uri": channel.uri,
+                "S3Uri": f"{channel.uri.rstrip('/')}/",  # without a slash, s3://b/coco takes s3://b/coco-old/ too
                 "S3DataDistributionType": "FullyReplicated",  # each rank reads its share of every epoch itself
             }
         }
