@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
-from small_stack import ID, NOW, Screen, StubbedAws, described, happened, has_change_sets, resources
+from small_stack import ID, NOW, SMALL, Screen, StubbedAws, described, happened, has_change_sets, resources
 from small_stack import TAGS as TAGS_OF_OURS
 
 from maskfleet.errors import InfraError
@@ -48,14 +50,13 @@ def has_network(aws: StubbedAws, *vpcs: str) -> None:
     aws.answer("ec2", "describe_vpcs", {"Vpcs": [{"VpcId": vpc} for vpc in vpcs]})
 
 
-def deletes(aws: StubbedAws, after: str, *events: str, **expected: Any) -> None:
+def deletes(aws: StubbedAws, after: str, *events: str, listed: Any = None, **expected: Any) -> None:
     before = ("fleet CREATE_COMPLETE",)
-    listed = resources(
+    listed = listed or resources(
         "First AWS::SNS::Topic first-id CREATE_COMPLETE", "Files AWS::EFS::FileSystem fs-1 CREATE_COMPLETE"
     )
     aws.answer("cloudformation", "list_stack_resources", listed)
     aws.answer("cloudformation", "describe_stack_events", happened(*before))
-    aws.answer("cloudformation", "list_stack_resources", listed)
     aws.answer("cloudformation", "delete_stack", {}, StackName=ID, **expected)
     aws.answer("cloudformation", "describe_stacks", described(after))
     aws.answer("cloudformation", "describe_stack_events", happened(*before, *events))
@@ -64,7 +65,8 @@ def deletes(aws: StubbedAws, after: str, *events: str, **expected: Any) -> None:
 def test_down_keeps_the_data_and_says_what_it_costs(stubbed: StubbedAws, screen: Screen) -> None:
     stubbed.identity()
     stubbed.answer("cloudformation", "describe_stacks", described("CREATE_COMPLETE"))
-    has_files(stubbed, efs=[EFS, STRANGER], lustre=[LUSTRE])
+    for _ in range(2):  # before and after the deletion
+        has_files(stubbed, efs=[EFS, STRANGER], lustre=[LUSTRE])
     deletes(stubbed, "DELETE_COMPLETE", "First DELETE_COMPLETE", "Files DELETE_SKIPPED", "fleet DELETE_COMPLETE")
     has_network(stubbed, "vpc-1")
     down(screen.session(aws=stubbed), StackDownOptions())
@@ -76,6 +78,51 @@ def test_down_keeps_the_data_and_says_what_it_costs(stubbed: StubbedAws, screen:
     assert "  aws ec2 delete-vpc --vpc-id vpc-1 --region us-east-1" in shown
     assert "fs-99999999" not in shown
     assert shown.endswith("maskfleet infra down small --delete-data deletes them\n")
+
+
+TEMPLATE = """
+Resources:
+  Efs: {Type: AWS::EFS::FileSystem, DeletionPolicy: RetainExceptOnCreate}
+  Lustre: {Type: AWS::FSx::FileSystem, DeletionPolicy: Delete}
+  Notebook: {Type: AWS::SageMaker::NotebookInstance}
+"""
+
+
+@pytest.mark.parametrize("delete_data", [False, True])
+def test_down_says_what_is_lost_with_the_stack(
+    stubbed: StubbedAws, screen: Screen, tmp_path: Path, delete_data: bool
+) -> None:
+    template = tmp_path / "template.yaml"
+    template.write_text(TEMPLATE, encoding="utf-8")
+    session = replace(screen.session(aws=stubbed), kind=replace(SMALL, template=str(template)))
+    efs, lustre = EFS["FileSystemId"], LUSTRE["FileSystemId"]
+    stubbed.identity()
+    stubbed.answer("cloudformation", "describe_stacks", described("CREATE_COMPLETE"))
+    has_files(stubbed, efs=[EFS], lustre=[LUSTRE])
+    listed = resources(
+        f"Efs AWS::EFS::FileSystem {efs} CREATE_COMPLETE",
+        f"Lustre AWS::FSx::FileSystem {lustre} CREATE_COMPLETE",
+        "Notebook AWS::SageMaker::NotebookInstance nb-1 CREATE_COMPLETE",
+    )
+    deletes(stubbed, "DELETE_COMPLETE", "fleet DELETE_COMPLETE", listed=listed)
+    has_files(stubbed, efs=[EFS], lustre=[{**LUSTRE, "Lifecycle": "DELETING"}])
+    if delete_data:
+        stubbed.answer("efs", "delete_file_system", {}, FileSystemId=efs)
+    has_network(stubbed)
+    down(session, StackDownOptions(delete_data=delete_data))
+    before, _, after = screen.shown().partition("is deleted\n")
+    lost, _, kept = before.partition("these file systems are kept:\n")
+    assert "with all data in:\n" in lost
+    assert f"  {lustre}  FSx for Lustre of 1200 GiB" in lost
+    assert "  nb-1  notebook instance, with ~/SageMaker" in lost
+    assert "what is on Lustre and was not exported to S3 is lost" in lost
+    task = "aws fsx create-data-repository-task --type EXPORT_TO_REPOSITORY --report Enabled=false"
+    assert f"  {task} --file-system-id {lustre} --region us-east-1\n" in lost
+    assert (f"  {efs}  EFS" in lost, f"  {efs}  EFS" in kept) == (delete_data, not delete_data)
+    assert f"{lustre} is deleted, and with it what was on it and not exported to S3" in after
+    assert (f"deleting {efs} with all data in it" in after) == delete_data
+    assert ("these file systems hold your data" in after) == (not delete_data)
+    assert after.count(lustre) == 1
 
 
 def test_data_is_deleted_on_request_also_after_the_stack(stubbed: StubbedAws, screen: Screen) -> None:
@@ -133,6 +180,7 @@ def test_force_leaves_behind_what_cannot_be_deleted(stubbed: StubbedAws, screen:
     stubbed.identity()
     stubbed.answer("cloudformation", "describe_stacks", described("DELETE_FAILED"))
     has_files(stubbed, efs=[], lustre=[])
+    has_files(stubbed, efs=[], lustre=[])
     events = ("First DELETE_FAILED busy", "fleet DELETE_COMPLETE")
     deletes(stubbed, "DELETE_COMPLETE", *events, DeletionMode="FORCE_DELETE_STACK")
     has_network(stubbed)
@@ -147,6 +195,7 @@ def test_down_waits_for_an_update_to_end(stubbed: StubbedAws, screen: Screen) ->
     stubbed.answer("cloudformation", "describe_stacks", described("UPDATE_COMPLETE"))
     ended = happened("fleet UPDATE_IN_PROGRESS", "fleet UPDATE_COMPLETE")
     stubbed.answer("cloudformation", "describe_stack_events", ended)
+    has_files(stubbed, efs=[], lustre=[])
     has_files(stubbed, efs=[], lustre=[])
     deletes(stubbed, "DELETE_COMPLETE", "fleet DELETE_COMPLETE")
     has_network(stubbed)

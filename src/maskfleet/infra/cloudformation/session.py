@@ -57,6 +57,11 @@ class StackSession:
         assert len(text.encode()) <= TEMPLATE_LIMIT, f"{self.kind.template} is too large to be sent with a request"
         return text
 
+    def deletion_policies(self) -> dict[str, str]:
+        """What the template says about each resource when the stack is deleted; a choice (`!If`) is its text."""
+        resources = read_mapping(self.kind.template_file())["Resources"]
+        return {name: str(body.get("DeletionPolicy", "Delete")) for name, body in resources.items()}
+
     def check_values(self) -> None:
         """Raise an error for a parameter whose value the template does not allow, such as an unknown instance type."""
         declared = read_mapping(self.kind.template_file())["Parameters"]

@@ -11,6 +11,7 @@ from maskfleet.infra.costs import Billed
 from maskfleet.system.deploy_files import deploy_path
 
 TAG = "maskfleet"  # on every stack of ours; its value is the kind
+NOTEBOOK = "AWS::SageMaker::NotebookInstance"
 
 # Deleting or replacing one of these takes users' data away from the cluster, or stops its export to S3.
 DATA = frozenset(
@@ -19,7 +20,7 @@ DATA = frozenset(
         "AWS::FSx::FileSystem",
         "AWS::FSx::DataRepositoryAssociation",
         "AWS::S3::Bucket",
-        "AWS::SageMaker::NotebookInstance",  # what users keep in ~/SageMaker is on its disk
+        NOTEBOOK,  # what users keep in ~/SageMaker is on its disk
     }
 )
 
