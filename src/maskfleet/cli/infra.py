@@ -134,7 +134,7 @@ def up(
     prices: PricesOption = None,
     stack_wait: Annotated[
         float | None,
-        typer.Option("--wait", min=0, help="ec2: seconds to wait for the stack. Default: 3600.", show_default=False),
+        typer.Option("--wait", min=0, help="ec2, sagemaker: seconds to wait for the stack (7200).", show_default=False),
     ] = None,
 ) -> None:
     """Create or change everything: plan, ask, apply. Run again after a failure or Ctrl-C, it resumes.
@@ -246,7 +246,7 @@ def down(
         float | None,
         typer.Option(
             min=0,
-            help="Seconds to wait; eks: for load balancers and nodes to be deleted (900), ec2: for the stack (3600).",
+            help="Seconds to wait; eks: for load balancers and nodes to be deleted (900), else: for the stack (7200).",
             show_default=False,
         ),
     ] = None,

@@ -203,6 +203,16 @@ def test_down_waits_for_an_update_to_end(stubbed: StubbedAws, screen: Screen) ->
     assert "it can be deleted once that has ended" in screen.shown()
 
 
+def test_a_wait_of_down_that_ends_says_that_down_continues_it(stubbed: StubbedAws, screen: Screen) -> None:
+    stubbed.identity()
+    for _ in range(2):
+        stubbed.answer("cloudformation", "describe_stacks", described("UPDATE_IN_PROGRESS"))
+        stubbed.answer("cloudformation", "describe_stack_events", happened("fleet UPDATE_IN_PROGRESS"))
+    with pytest.raises(InfraError, match="still UPDATE_IN_PROGRESS after 0 s") as caught:
+        down(screen.session(aws=stubbed), StackDownOptions(wait_s=0))
+    assert caught.value.remedy == "maskfleet infra down small continues to wait; --wait SECONDS allows more time"
+
+
 def test_a_protected_stack_is_not_deleted(stubbed: StubbedAws, screen: Screen) -> None:
     stubbed.identity()
     stubbed.answer("cloudformation", "describe_stacks", described("CREATE_COMPLETE", EnableTerminationProtection=True))

@@ -5,12 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from cfn_template import read_template
 from small_stack import CHANGES, ID, TOPIC, Screen, StubbedAws, described, happened, proposed
+from typer.testing import CliRunner
 
+from maskfleet.cli.main import app
 from maskfleet.errors import ConfigError, InfraError
 from maskfleet.infra.cloudformation import events
+from maskfleet.infra.cloudformation.kinds.ec2 import EC2
 from maskfleet.infra.cloudformation.plan import plan
-from maskfleet.infra.cloudformation.up import up
+from maskfleet.infra.cloudformation.up import WAIT_S, up
+from tools import ROOT
 
 FILES = {
     "LogicalResourceId": "Files",
@@ -291,5 +296,22 @@ def test_a_wait_ends(stubbed: StubbedAws, screen: Screen) -> None:
     stubbed.answer("cloudformation", "execute_change_set", {})
     stubbed.answer("cloudformation", "describe_stacks", described("CREATE_IN_PROGRESS"))
     stubbed.answer("cloudformation", "describe_stack_events", happened(*CREATED[:3]))
-    with pytest.raises(InfraError, match="still CREATE_IN_PROGRESS after 0 s"):
+    with pytest.raises(InfraError, match="still CREATE_IN_PROGRESS after 0 s") as caught:
         up(screen.session(aws=stubbed), wait_s=0)
+    assert caught.value.remedy == "maskfleet infra up small continues to wait; --wait SECONDS allows more time"
+
+
+def test_the_wait_is_longer_than_the_stack_waits_for_its_nodes() -> None:
+    resources = read_template(EC2.template_file())["Resources"].values()
+    signals = [one["CreationPolicy"]["ResourceSignal"]["Timeout"] for one in resources if "CreationPolicy" in one]
+    limits = {"PT30M": 1800, "PT1H": 3600}
+    # Before the nodes come the network, its NAT gateway and Lustre; after nodes that failed, the rollback.
+    assert max(limits[one] for one in signals) + 1800 <= WAIT_S
+    page = (ROOT / "docs" / "run-anywhere" / "infra.md").read_text(encoding="utf-8")
+    assert f"`--wait` seconds ({WAIT_S:.0f})" in page
+
+
+@pytest.mark.parametrize("verb", ["up", "down"])
+def test_the_help_names_the_wait(verb: str) -> None:
+    shown = CliRunner().invoke(app, ["infra", verb, "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    assert f"{WAIT_S:.0f}" in shown

@@ -39,7 +39,7 @@ def down(session: StackSession, options: StackDownOptions) -> None:
     stack = session.find()
     if stack is not None and stack.is_busy and not stack.status.startswith(("CREATE", "DELETE")):
         session.view.say(f"{session.text} is {stack.status}: it can be deleted once that has ended")
-        stack = waited(session, stack, options.wait_s)
+        stack = waited(session, stack, options.wait_s, verb="down")
     data = kept_file_systems(session.aws, session.name, session.prices)
     if stack is None and not (data and options.delete_data):
         session.view.say(f"nothing is left to remove: there is no {session.text}")

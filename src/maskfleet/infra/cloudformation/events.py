@@ -174,7 +174,7 @@ def _pause(view: InfraView, progress: StackProgress, watch: Watch) -> None:
 def _too_long(stack: LiveStack, watch: Watch) -> InfraError:
     return InfraError(
         f"{watch.title}: the stack is still {stack.status} after {watch.limit_s:.0f} s; CloudFormation continues",
-        remedy=f"{watch.again} continues to wait; --wait allows more time",
+        remedy=f"{watch.again} continues to wait; --wait SECONDS allows more time",
     )
 
 

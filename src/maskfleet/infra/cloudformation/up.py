@@ -10,7 +10,8 @@ from maskfleet.infra.cloudformation.events import Watch, events_of_last_operatio
 from maskfleet.infra.cloudformation.plan import discard, preflight, propose, refuse_data_loss, say_costs
 from maskfleet.infra.cloudformation.session import StackSession
 
-WAIT_S = 3600.0
+# The workers alone may take an hour, after the network and Lustre and before a rollback.
+WAIT_S = 7200.0
 
 
 def up(session: StackSession, *, delete_data: bool = False, wait_s: float = WAIT_S) -> None:
@@ -56,12 +57,11 @@ def usable(session: StackSession, stack: LiveStack | None, wait_s: float) -> Liv
             return stack
 
 
-def waited(session: StackSession, stack: LiveStack, wait_s: float) -> LiveStack:
-    """The stack after the operation that runs now, however it ends."""
+def waited(session: StackSession, stack: LiveStack, wait_s: float, *, verb: str = "up") -> LiveStack:
+    """The stack after the operation that runs now, however it ends; `verb` is the command that waits."""
     began = events_of_last_operation(session.aws, stack.id)
-    watch = Watch(
-        f"{session.name}: {_doing(stack)}", wait_s, began[0].id if began else None, again=session.command("up")
-    )
+    after = began[0].id if began else None
+    watch = Watch(f"{session.name}: {_doing(stack)}", wait_s, after, again=session.command(verb))
     return wait_for(session.aws, session.view, stack.id, watch)[0]
 
 
