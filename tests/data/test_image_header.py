@@ -21,7 +21,7 @@ from maskfleet.cli.data import app
 from maskfleet.config.base import replaced
 from maskfleet.config.run import RunConfig
 from maskfleet.data.checks.annotations import check_split
-from maskfleet.data.image_formats import ImageTooLargeError
+from maskfleet.data.image_formats import SCAN_BLOCK_BYTES, ImageFileError, ImageTooLargeError
 from maskfleet.data.image_header import MAX_FILE_BYTES, MAX_IMAGE_MPX, expect_decodable, read_image_header
 from maskfleet.data.pipeline.decode import read_image
 from maskfleet.data.store.annotations import ImageRules, open_store
@@ -78,6 +78,24 @@ BOMBS = {
     "jpeg": jpeg(65_500, 65_500),
     "pgm": b"P5 # a comment\n100000 100000\n255\n\0",
 }
+
+
+def scan_bomb(scans: int, *, grey: bool = False) -> bytes:
+    """A progressive JPEG that repeats the header of its last scan, `scans` in all."""
+    pixels = np.full((64, 64) if grey else (64, 64, 3), 128, np.uint8)
+    data = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes()
+    last = data.rindex(b"\xff\xda")
+    length = 2 + int.from_bytes(data[last + 2 : last + 4], "big")
+    return data[:-2] + data[last : last + length] * (scans - data.count(b"\xff\xda")) + data[-2:]
+
+
+def sequential_scans(scans: int, *, after: bytes = b"") -> bytes:
+    """A sequential JPEG of three channels, each scan of one."""
+    frame = struct.pack(">BHHB9B", 8, 8, 8, 3, 1, 0x11, 0, 2, 0x11, 0, 3, 0x11, 0)
+    scan = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" + b"pixels\xff\x00\xff\xd0" * 9
+    return b"\xff\xd8\xff\xc0" + struct.pack(">H", len(frame) + 2) + frame + scan * scans + b"\xff\xd9" + after
+
+
 BROKEN = {
     "jpeg segment 0": jpeg(8, 8, before=b"\xff\xe0\x00\x00"),
     "jpeg segment 1": jpeg(8, 8, before=b"\xff\xe1\x00\x01"),
@@ -91,6 +109,10 @@ BROKEN = {
     "png first chunk": png(8, 8).replace(b"IHDR", b"IDAT"),
     "png cut": png(8, 8)[:20],
     "png zero": png(0, 8),
+    "png two sizes": (lambda data: data[:33] + png(30_000, 30_000)[8:33] + data[33:])(png(8, 8)),
+    "jpeg scans": scan_bomb(101),
+    "jpeg scans of grey": scan_bomb(20_000, grey=True),
+    "jpeg sequential scans": sequential_scans(101),
     "tiff no size": b"II*\0" + struct.pack("<IH", 8, 0),
     "tiff far directory": b"II*\0" + struct.pack("<I", 2**31),
     "tiff many tags": b"II*\0" + struct.pack("<IH", 8, 65_535),
@@ -135,6 +157,13 @@ def test_a_broken_header_is_an_error_that_names_the_file(name: str, tmp_path: Pa
         read_image(path, image_id=3)
 
 
+@pytest.mark.parametrize("name", ["png two sizes", "jpeg two sizes"])
+def test_a_second_size_is_found_without_decoding(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a.img").write_bytes(BROKEN[name])
+    with pytest.raises(ImageFileError, match="two sizes"):
+        read_image_header(tmp_path / "a.img")
+
+
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_a_file_cut_anywhere_gives_pixels_or_an_error(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"a{suffix}"
@@ -145,6 +174,35 @@ def test_a_file_cut_anywhere_gives_pixels_or_an_error(suffix: str, tmp_path: Pat
         path.write_bytes(data[:length])
         with suppress(DataError):  # any other error fails the test
             assert read_image(path).shape[2] == 3
+
+
+@pytest.mark.parametrize("grey", [False, True])
+def test_a_jpeg_of_many_scans_is_read_up_to_the_limit(tmp_path: Path, grey: bool) -> None:
+    (tmp_path / "a.jpg").write_bytes(scan_bomb(100, grey=grey))
+    assert read_image_header(tmp_path / "a.jpg").is_whole
+    assert read_image(tmp_path / "a.jpg").shape == (64, 64, 3)
+    (tmp_path / "a.jpg").write_bytes(scan_bomb(101, grey=grey))
+    with pytest.raises(DataError, match="more than 100 scans"):
+        read_image(tmp_path / "a.jpg")
+
+
+def test_a_jpeg_of_too_many_tables_is_refused(tmp_path: Path) -> None:
+    tables = b"\xff\xdb\x00\x02" * 10_001
+    (tmp_path / "a.jpg").write_bytes(sequential_scans(1).replace(b"\xff\xd9", tables + b"\xff\xd9"))
+    with pytest.raises(ImageFileError, match="more than 10,000 segments"):
+        read_image_header(tmp_path / "a.jpg")
+
+
+def test_what_follows_the_end_of_a_jpeg_or_fills_its_pixels_is_no_scan(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(sequential_scans(3, after=b"\xff\xda\x00\x08" * 1000))  # such as the film of a motion photo
+    assert read_image_header(path).width == 8
+    for padding in range(SCAN_BLOCK_BYTES - 80, SCAN_BLOCK_BYTES - 40):  # a marker across two blocks
+        data = sequential_scans(101)
+        at = data.index(b"pixels")
+        path.write_bytes(data[:at] + bytes(padding) + data[at:])
+        with pytest.raises(ImageFileError, match="more than 100 scans"):
+            read_image_header(path)
 
 
 def test_a_file_of_too_many_bytes_a_pipe_and_a_device_are_not_read(tmp_path: Path) -> None:

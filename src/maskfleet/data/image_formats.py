@@ -16,18 +16,22 @@ IMAGE_SUFFIXES = frozenset(
 JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"
 PNG_START = b"\x89PNG\r\n\x1a\n"
 SIZE_MARKERS = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # start of frame, any coding
+SEQUENTIAL_MARKERS = {0xC0, 0xC1, 0xC9}  # the start of a frame whose scans are not refined by later ones
+MAX_JPEG_SCANS = 100  # encoders write 10 or so; a scan of 10 bytes costs the decoder a pass over the image
 BARE_MARKERS = {0x01, *range(0xD0, 0xD9)}  # no length follows
 PNG_COLOURS = {0: "grey", 2: "colour", 3: "colour", 4: "grey", 6: "colour"}
 MAX_HEADER_SEGMENTS = 10_000
 MAX_EXIF_BYTES = 1 << 16
 MAX_PNG_CHUNKS = 1_000_000
 BLOCK_BYTES = 1 << 20
+SCAN_BLOCK_BYTES = 1 << 16  # read again after every marker
 MAX_TAGS = 4096  # of a TIFF directory; usual are 10 to 40
 MAX_PNM_HEADER = 4096  # bytes, comments included
 TIFF_TYPES = {1: "B", 3: "H", 4: "I", 16: "Q"}
 WIDTH, HEIGHT, BITS, PHOTOMETRIC, ORIENTATION, CHANNELS, EXTRA = 256, 257, 258, 262, 274, 277, 338
 TILE_WIDTH, TILE_HEIGHT = 322, 323
 CMYK = 5
+_MARKER_IN_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # neither a byte of pixels nor a restart
 _PNM = re.compile(rb"P([1-6])(?:\s|#[^\r\n]*[\r\n])+(\d{1,10})(?:\s|#[^\r\n]*[\r\n])+(\d{1,10})(?:\s+(\d{1,5}))?\s")
 
 
@@ -59,7 +63,7 @@ class ImageTooLargeError(ImageFileError):
 
 def _jpeg(file: BinaryIO) -> ImageHeader:
     file.seek(2)
-    orientation, frame = 1, None
+    orientation, frame, is_single_scan = 1, None, False
     for _ in range(MAX_HEADER_SEGMENTS):
         lead, marker = struct.unpack(">BB", file.read(2))
         if lead != 0xFF:
@@ -81,13 +85,47 @@ def _jpeg(file: BinaryIO) -> ImageHeader:
             if frame is not None:  # which of two sizes a decoder takes is not ours to guess
                 raise ImageFileError("its header has two sizes")
             frame = struct.unpack(">BHHB", segment[:6])
+            is_single_scan = marker in SEQUENTIAL_MARKERS
         elif marker == 0xDA:
+            is_single_scan &= frame is not None and segment[:1] == bytes([frame[3]])
             break
     if frame is None:
         raise ImageFileError("its header has no size")
+    if not is_single_scan:
+        _expect_few_scans(file)
     bits, height, width, channels = frame
     colour = {1: "grey", 4: "cmyk"}.get(channels, "colour")
     return ImageHeader(width, height, colour, bits, False, orientation, _jpeg_ends(file))
+
+
+def _expect_few_scans(file: BinaryIO) -> None:
+    """ImageFileError if more than MAX_JPEG_SCANS scans follow; `file` is in the first one, and stays there."""
+    start, scans = file.tell(), 1
+    for _ in range(MAX_HEADER_SEGMENTS):
+        marker = _next_marker(file)
+        if marker in (None, 0xD9):
+            file.seek(start)
+            return
+        if marker == 0xDA:
+            scans += 1
+        if scans > MAX_JPEG_SCANS:
+            raise ImageFileError(f"it has more than {MAX_JPEG_SCANS} scans: decoding them could take minutes")
+        if marker not in BARE_MARKERS:
+            length = int.from_bytes(file.read(2), "big")
+            file.seek(max(0, length - 2), 1)
+    raise ImageFileError(f"it has more than {MAX_HEADER_SEGMENTS:,} segments")
+
+
+def _next_marker(file: BinaryIO) -> int | None:
+    """The next marker among the pixels of a JPEG; `file` is left behind it. None at the end."""
+    while block := file.read(SCAN_BLOCK_BYTES):
+        match = _MARKER_IN_SCAN.search(block)
+        if match is not None:
+            file.seek(match.end() - len(block), 1)
+            return match[0][1]
+        if block.endswith(b"\xff") and len(block) > 1:
+            file.seek(-1, 1)  # the marker's second byte is in the next block
+    return None
 
 
 def _jpeg_ends(file: BinaryIO) -> bool:
@@ -126,6 +164,8 @@ def _png(file: BinaryIO) -> ImageHeader:
         if kind == b"IEND":
             is_whole = True
             break
+        if kind == b"IHDR":
+            raise ImageFileError("its header has two sizes")
         if kind == b"eXIf":
             orientation = _exif_orientation(file.read(min(length, MAX_EXIF_BYTES)))
         elif kind == b"tRNS":
