@@ -290,14 +290,17 @@ def _read_pkl(path: Path) -> WeightsFile:
         arrays = arrays_in(found) if isinstance(found, dict) else {}
         if not arrays or not isinstance(loaded, dict):
             raise WeightsError(f"{path} holds no arrays by name", remedy=f"give {_KNOWN}")
-        # Torch takes no byte order but the machine's, and no read-only memory.
-        tensors = {
-            name: torch.from_numpy(array.astype(array.dtype.newbyteorder("="))) for name, array in arrays.items()
+        # Torch takes no byte order but the machine's, and no read-only memory. An array of many names is copied once.
+        distinct = {id(array): array for array in arrays.values()}
+        copied = {
+            number: torch.from_numpy(array.astype(array.dtype.newbyteorder("="))) for number, array in distinct.items()
         }
+        tensors = {name: copied[id(array)] for name, array in arrays.items()}
     ignored = {str(name): "not an array" for name in found or () if str(name) not in tensors}
     if found is not loaded:
         ignored |= {str(name): "stands beside 'model' in a pickle" for name in loaded if name != "model"}
-    return WeightsFile(path, "pkl", tensors, ignored, author=str(loaded.get("__author__", "")))
+    author = loaded.get("__author__")
+    return WeightsFile(path, "pkl", tensors, ignored, author=author if isinstance(author, str) else "")
 
 
 def _refused_pickle(path: Path, error: UnpicklingError) -> WeightsError:

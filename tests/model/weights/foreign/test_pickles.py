@@ -6,6 +6,8 @@ import os
 import pickle
 import random
 import struct
+import subprocess
+import sys
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,68 @@ def test_pickles_without_arrays(content: bytes, tmp_path: Path) -> None:
 def test_damaged_pickles_are_called_damaged(content: bytes, tmp_path: Path) -> None:
     error = refused(tmp_path / "bad.pkl", content)
     assert "damaged" in error.what or "run code" in error.what or "no arrays" in error.what
+
+
+def op(text: str) -> bytes:
+    """Text as BINUNICODE."""
+    return b"X" + struct.pack("<I", len(text)) + text.encode("latin1")
+
+
+NESTED = op("x") + b"\x85" + b"q\x00h\x00\x86" * 60  # (x,), and sixty times a tuple of the last one twice
+LONG = op("y" * 1_000_000) + b"q\x01"
+
+NDARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85C\x01btR"
+FLOATS = b"cnumpy\ndtype\nX\x02\x00\x00\x00u1\x85R"
+BILLION_LAUGHS = {
+    "key": b"}" + NESTED + b"K\x01s.",
+    "keys": b"}(" + NESTED + b"K\x01u.",
+    "dict": b"(" + NESTED + b"K\x01d.",
+    "ordered": b"ccollections\nOrderedDict\n]" + NESTED + b"K\x01\x86a\x85R.",
+    "set": b"\x8f(" + NESTED + b"\x90.",
+    "author": b"}(" + op("model") + b"}" + op("a") + NDARRAY + b"(K\x01K\x01\x85" + FLOATS + b"\x89C\x01atbs"
+    + op("__author__") + NESTED + b"u.",
+    "shape": NDARRAY + b"(K\x01" + NESTED + b"\x85" + FLOATS + b"\x89C\x00tb.",
+    "type": b"cnumpy\ndtype\n" + NESTED + b"\x85R.",
+    "encoded": LONG + b"]" + b"c_codecs\nencode\nq\x02" + b"0(" + b"h\x02h\x01\x85R" * 40_000 + b"e.",
+    "arrays": LONG + b"0](" + (NDARRAY + b"(K\x01J@B\x0f\x00\x85" + FLOATS + b"\x89h\x01tb") * 10_000 + b"e.",
+    "states": b"}q\x00(" + b"".join(op(str(n)) + b"N" for n in range(10_000)) + b"u0" + b"cnumpy\ndtype\n"
+    + b"h\x00b" * 100_000 + b".",
+    "pairs": b"](" + b"".join(op(str(n)) + b"N\x86" for n in range(10_000)) + b"e\x85q\x000"
+    + b"ccollections\nOrderedDict\nq\x01](" + b"h\x01h\x00R" * 10_000 + b"e.",
+    "number": b"\x8b" + struct.pack("<I", 1_000_000) + b"\x01" * 1_000_000 + b"q\x000}" + b"h\x00Ns" * 100_000 + b".",
+}  # fmt: skip
+
+READ = """
+import resource, sys
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+from maskfleet.errors import WeightsError
+from maskfleet.model.weights import read_file
+for path in map(Path, sys.argv[1:]):
+    try:
+        print(path.stem, "was read:", len(read_file(path).tensors), flush=True)
+    except WeightsError as error:
+        print(path.stem, "damaged" if "damaged" in error.what else error.what, flush=True)
+"""
+
+
+def test_a_pickle_that_names_one_value_very_often_ends_before_memory_and_patience(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{name}.pkl" for name in BILLION_LAUGHS]
+    for path in paths:
+        path.write_bytes(PROTO + BILLION_LAUGHS[path.stem])
+    command = [sys.executable, "-c", READ, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = {name: f"{name} damaged" for name in BILLION_LAUGHS} | {"author": "author was read: 1"}
+    assert done.stdout.splitlines() == list(expected.values())
+
+
+def test_an_array_of_many_names_is_one_array_in_memory(tmp_path: Path) -> None:
+    shared = np.ones((1000, 1000), np.float32)
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"model": {f"n{number}": shared for number in range(1000)}}))
+    tensors = read_file(tmp_path / "a.pkl").tensors
+    assert len(tensors) == 1000
+    assert len({tensor.data_ptr() for tensor in tensors.values()}) == 1
 
 
 def test_random_changes_never_do_more_than_fail(tmp_path: Path) -> None:
