@@ -17,7 +17,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 A volume and its claim, bound to each other; `helm uninstall` keeps both. Needs root, kind, values, csi, options.
 
 After its claim was deleted, as with its namespace, a volume keeps the uid of that claim and takes no other: a hook then
-makes it anew. The data is not touched. A uid in the manifest itself would unbind the volume at the next upgrade or
+makes it again. The data is not touched. A uid in the manifest itself would unbind the volume at the next upgrade or
 rollback.
 */}}
 {{- define "storage.pair" -}}

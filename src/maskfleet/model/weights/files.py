@@ -24,6 +24,7 @@ from maskfleet.config.model import ModelConfig
 from maskfleet.config.run import RunConfig
 from maskfleet.errors import WeightsError
 from maskfleet.model.weights.archives import check_npz, check_safetensors, check_zip
+from maskfleet.model.weights.foreign import caffe2
 from maskfleet.model.weights.foreign.pickles import TORCH_MAGIC, arrays_in, read_pickle
 from maskfleet.model.weights.shapes import Scope, expected_shapes, scope_of
 from maskfleet.model.weights.tensorpack import RowOrder, npz_arrays
@@ -283,10 +284,12 @@ def _read_pkl(path: Path) -> WeightsFile:
         loaded = read_pickle(path)
         found = loaded.get("model", loaded) if isinstance(loaded, dict) else None
         if isinstance(found, dict) and isinstance(found.get("blobs"), dict):
-            raise WeightsError(
-                f"{path} is from Detectron, which used Caffe2",
-                remedy="take the same model from Detectron2's model zoo",
-            )
+            found = found["blobs"]
+            if not caffe2.is_resnet(arrays_in(found)):
+                raise WeightsError(
+                    f"{path} is from Detectron, which used Caffe2",
+                    remedy="take the same model from Detectron2's model zoo",
+                )
         arrays = arrays_in(found) if isinstance(found, dict) else {}
         if not arrays or not isinstance(loaded, dict):
             raise WeightsError(f"{path} holds no arrays by name", remedy=f"give {_KNOWN}")
@@ -296,10 +299,13 @@ def _read_pkl(path: Path) -> WeightsFile:
             number: torch.from_numpy(array.astype(array.dtype.newbyteorder("="))) for number, array in distinct.items()
         }
         tensors = {name: copied[id(array)] for name, array in arrays.items()}
+    author = loaded.get("__author__")
     ignored = {str(name): "not an array" for name in found or () if str(name) not in tensors}
     if found is not loaded:
-        ignored |= {str(name): "stands beside 'model' in a pickle" for name in loaded if name != "model"}
-    author = loaded.get("__author__")
+        ignored |= {str(name): "stands beside the arrays in a pickle" for name in loaded if loaded[name] is not found}
+    if caffe2.is_resnet(tensors):
+        tensors, left_out = caffe2.as_detectron2(tensors)
+        return WeightsFile(path, "pkl", tensors, ignored | left_out, author=caffe2.AUTHOR)
     return WeightsFile(path, "pkl", tensors, ignored, author=author if isinstance(author, str) else "")
 
 

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from maskfleet.batch import Images
+
 MEAN_BGR = (103.530, 116.280, 123.675)
 STD_RGB = (58.395, 57.120, 57.375)
 State = dict[str, Tensor]
@@ -171,3 +173,15 @@ def mask_head(crops: Tensor, state: State, convs: int = 4) -> Tensor:
         crops = F.relu(F.conv2d(crops, state[f"{name}.weight"], state[f"{name}.bias"], padding=1))
     up = F.conv_transpose2d(crops, state[f"{head}.deconv.weight"], state[f"{head}.deconv.bias"], stride=2)
     return F.conv2d(F.relu(up), state[f"{head}.predictor.weight"], state[f"{head}.predictor.bias"])
+
+
+def an_image() -> Tensor:
+    return torch.randint(0, 256, (1, 3, 64, 96), generator=torch.Generator().manual_seed(1)).float()
+
+
+def as_images(pixels: Tensor) -> Images:
+    return Images(pixels, torch.tensor([[64, 96]]))
+
+
+def expect_close(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-5 * float(theirs.abs().max()))

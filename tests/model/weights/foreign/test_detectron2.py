@@ -13,8 +13,11 @@ from detectron2_samples import (
     MEAN_BGR,
     STD_RGB,
     Maker,
+    an_image,
+    as_images,
     box_head,
     c4_state,
+    expect_close,
     fpn_state,
     group,
     mask_head,
@@ -23,9 +26,7 @@ from detectron2_samples import (
     rpn,
     write_pkl,
 )
-from torch import Tensor
 
-from maskfleet.batch import Images
 from maskfleet.config.base import replaced
 from maskfleet.config.model import ModelConfig
 from maskfleet.errors import WeightsError
@@ -46,18 +47,6 @@ def loaded(path: Path) -> tuple[MaskRCNN, ModelConfig]:
     model = build_mask_rcnn(config)
     model.load_state_dict(fitted.tensors)
     return model.eval(), config
-
-
-def an_image() -> Tensor:
-    return torch.randint(0, 256, (1, 3, 64, 96), generator=torch.Generator().manual_seed(1)).float()
-
-
-def as_images(pixels: Tensor) -> Images:
-    return Images(pixels, torch.tensor([[64, 96]]))
-
-
-def expect_close(ours: Tensor, theirs: Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-5 * float(theirs.abs().max()))
 
 
 @torch.no_grad()
