@@ -9,6 +9,7 @@ import json
 import re
 import runpy
 import shutil
+import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,29 @@ def test_a_real_push_reaches_a_registry_with_the_login_of_the_user(store: ImageS
     assert {layer["digest"] for layer in described["layers"]} <= registry.blobs.keys()
 
 
+@pytest.mark.parametrize("folder", ["lib", "lib/x86_64-linux-gnu"])
+@pytest.mark.parametrize("installed", [("libnccl-net-ofi.so",), ("libnccl-net-ofi.so", "libnccl-net.so"), ()])
+def test_the_plugin_has_the_name_that_nccl_looks_for(folder: str, installed: tuple[str, ...], tmp_path: Path) -> None:
+    """The end of the EFA step, in another folder than /opt/amazon."""
+    text = DOCKERFILES[0].read_text(encoding="utf-8")
+    [script] = re.findall(r"&& (for folder in .*?) \\\n *&& rm -rf /tmp/efa", text, re.DOTALL)
+    place = tmp_path / "ofi-nccl" / folder
+    place.mkdir(parents=True)
+    for name in installed:
+        (place / name).write_text(name)
+    done = subprocess.run(
+        ["sh", "-c", script.replace("\\\n", "").replace("/opt/amazon", str(tmp_path))],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode == 0) == bool(installed), done.stderr
+    if installed:
+        assert (place / "libnccl-net.so").read_text() == installed[-1]
+    else:
+        assert "has no aws-ofi-nccl for this base image" in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_efa_installer_runs_only_with_its_checksum_and_must_bring_the_plugin(store: ImageStore) -> None:
@@ -258,3 +282,4 @@ def test_the_efa_installer_runs_only_with_its_checksum_and_must_bring_the_plugin
     _, root = store.container("efa")
     assert (root / "efa-arguments").read_text() == "--yes --skip-kmod --skip-limit-conf --skip-mpi --no-verify\n"
     assert not (root / "tmp" / "efa").exists()
+    assert (root / "opt/amazon/ofi-nccl/lib/libnccl-net.so").readlink() == Path("libnccl-net-ofi.so")
