@@ -74,6 +74,21 @@ def test_a_build_for_cpus_has_no_efa_and_is_marked(tool: FakeTool) -> None:
     assert list(record.folder.glob("context-*")) == []
 
 
+@each_tool
+def test_images_have_the_manifest_that_sagemaker_accepts(tool: FakeTool) -> None:
+    """BuildKit 0.31 makes OCI's by default; podman and buildah convert when they push."""
+    built(tool, BuildOptions(gpu=False))
+    [call] = tool.calls("build")
+    argv = call["argv"]
+    if tool.name == "docker":
+        assert argv[argv.index("--output") + 1] == "type=image,oci-mediatypes=false"
+        return
+    assert "--output" not in argv
+    push(PushOptions(to="ghcr.io/us/maskfleet"), Builder(tool.name, env=tool.env), env=tool.env, say=lambda text: None)
+    [call] = tool.calls("push")
+    assert call["argv"][call["argv"].index("--format") + 1] == "v2s2"
+
+
 def test_the_context_has_what_the_dockerfiles_name_and_nothing_else(tool: FakeTool, tmp_path: Path) -> None:
     installer = tmp_path / "aws-efa-installer-9.9.tar.gz"
     installer.write_bytes(b"installer")

@@ -67,6 +67,7 @@ class World:
         self.trusted = "sagemaker.amazonaws.com"
         self.user_denies: set[str] = set()  # operations that the user may not do
         self.images = {"maskfleet-train": {"1"}}
+        self.manifest = "application/vnd.docker.distribution.manifest.v2+json"  # kind of those of the images
         self.routes: dict[str, list[Json]] = {
             "subnet-1": [{"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-1"}]
         }
@@ -126,6 +127,10 @@ class World:
 
     def _create_training_job(self, **given: Any) -> Json:
         name = given["TrainingJobName"]
+        if "docker" not in self.manifest:
+            image = given["AlgorithmSpecification"]["TrainingImage"]
+            words = f"Unsupported manifest media type {self.manifest} for image {image}."
+            raise Refusal("ValidationException", f"{words} Ensure that valid manifest media type is used")
         if name in self.jobs:
             raise Refusal("ResourceInUse", "Training job names must be unique within an AWS account and region")
         job = {key: value for key, value in given.items() if key != "Tags"}
@@ -222,7 +227,7 @@ class World:
             raise Refusal("RepositoryNotFoundException")
         if imageIds[0].get("imageTag") not in self.images[repositoryName]:
             raise Refusal("ImageNotFoundException")
-        return {"imageDetails": [{"repositoryName": repositoryName}]}
+        return {"imageDetails": [{"repositoryName": repositoryName, "imageManifestMediaType": self.manifest}]}
 
     def _describe_subnets(self, *, SubnetIds: list[str]) -> Json:
         if not set(SubnetIds) <= set(self.routes):

@@ -156,6 +156,16 @@ def test_the_doctor_by_the_command_line(world: World) -> None:
     assert {name for name, *_ in world.requests} & {"CreateTrainingJob", "StopTrainingJob"} == set()
 
 
+def test_an_image_with_a_manifest_that_sagemaker_refuses(world: World, region: Services) -> None:
+    world.manifest = "application/vnd.oci.image.manifest.v1+json"
+    [image] = [one for one in examine(region, launch()) if one.name == "image"]
+    assert image.verdict is Verdict.WARN
+    assert world.manifest in image.found
+    with pytest.raises(LaunchError, match="takes images only with docker's kind of manifest") as caught:
+        accepted(world)
+    assert "sagemaker-container.md" in caught.value.remedy
+
+
 def test_images_of_ecr() -> None:
     digest = f"sha256:{'0' * 64}"
     image = TrainingImage.parse(f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/train@{digest}")

@@ -62,7 +62,10 @@ class Builder:
     def build_command(self, request: BuildRequest, id_file: Path) -> list[str]:
         """The command that builds `request` and writes the image's id to `id_file`."""
         argv = [self.name, "build", "--iidfile", str(id_file), "--file", request.dockerfile]
-        if self.name != "docker":
+        if self.name == "docker":
+            # BuildKit 0.31 and newer write OCI manifests unless told otherwise, and SageMaker refuses those.
+            argv += ["--output", "type=image,oci-mediatypes=false"]
+        else:
             # One time for all files, and a format that does not name the container of the build: reproducible.
             argv += ["--format", "oci", "--timestamp", str(request.epoch)]
         for name, value in request.arguments.items():

@@ -16,6 +16,7 @@ _ECR = re.compile(
     r"(?::(?P<tag>[A-Za-z0-9_.-]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
 _ABSENT = ("ImageNotFoundException", "RepositoryNotFoundException")
+_ACCEPTED = "application/vnd.docker.distribution.manifest.v2+json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class TrainingImage:
 
 
 def image_finding(services: Services, text: str) -> Finding:
-    """Whether the image exists in the job's region."""
+    """Whether the image exists in the job's region, with a kind of manifest that SageMaker is known to accept."""
     name = "image"
     image = TrainingImage.parse(text)
     if image is None:
@@ -57,14 +58,19 @@ def image_finding(services: Services, text: str) -> Finding:
 
     def check() -> Finding:
         try:
-            services.client("ecr").describe_images(
+            [details] = services.client("ecr").describe_images(
                 registryId=image.account, repositoryName=image.repository, imageIds=[image.identifier]
-            )
+            )["imageDetails"]
         except aws_exceptions() as error:
             if code_of(error) not in _ABSENT:
                 raise
             remedy = "push it, or name one that `aws ecr describe-images` lists"
             return lacking(name, "missing", f"there is no image {text}", remedy)
+        manifest = details.get("imageManifestMediaType", _ACCEPTED)
+        if manifest != _ACCEPTED:
+            # No refusal: if SageMaker accepts more kinds one day, it shall say so itself.
+            remedy = "build and push it again as docs/run-anywhere/sagemaker-container.md shows"
+            return Finding(PLACE, name, Verdict.WARN, f"SageMaker may refuse its manifest, {manifest}", remedy)
         return Finding(PLACE, name, Verdict.OK, text)
 
     return unless_denied(name, f"ecr:DescribeImages on {image.repository}", check)
