@@ -175,15 +175,20 @@ class World:
     ) -> Json:
         events = self.streams[logStreamName]
         if not startFromHead:
-            chosen = events[-limit:]
-            end = len(events)
-        else:
-            # As AWS does: the first page may be empty with a token that leads on.
-            start = -1 if nextToken is None else int(nextToken.removeprefix("f/"))
-            end = 0 if start < 0 else min(start + limit, len(events))
-            chosen = events[max(start, 0) : end]
-        found = [{"timestamp": stamp, "message": text, "ingestionTime": stamp + 5} for stamp, text in chosen]
+            return self.events_backward(events, nextToken, limit)
+        # As AWS does: the first page may be empty with a token that leads on.
+        start = -1 if nextToken is None else int(nextToken.removeprefix("f/"))
+        end = 0 if start < 0 else min(start + limit, len(events))
+        found = [_event(*one) for one in events[max(start, 0) : end]]
         return {"events": found, "nextForwardToken": f"f/{end}", "nextBackwardToken": "b/0"}
+
+    @staticmethod
+    def events_backward(events: list[tuple[int, str]], token: str | None, limit: int) -> Json:
+        """As AWS answers from the end: pages cover spans of time, of which the newest has no events, and are small."""
+        end = len(events) if token is None else int(token.removeprefix("b/"))
+        start = end if token is None else max(0, end - min(limit, 2 * PAGE))
+        found = [_event(*one) for one in events[start:end]]
+        return {"events": found, "nextForwardToken": f"f/{end}", "nextBackwardToken": f"b/{start}"}
 
     def _list_objects_v2(self, *, Bucket: str, Prefix: str = "", MaxKeys: int = 1000, **_: Any) -> Json:
         if not any(bucket == Bucket for bucket, _ in self.objects):
@@ -296,6 +301,10 @@ class World:
 
     def _get_caller_identity(self) -> Json:
         return {"Arn": f"arn:aws:iam::{ACCOUNT}:user/me", "Account": ACCOUNT, "UserId": "A"}
+
+
+def _event(stamp: int, text: str) -> Json:
+    return {"timestamp": stamp, "message": text, "ingestionTime": stamp + 5}
 
 
 def refuse_invalid(value: Any, shape: Any, path: str) -> None:

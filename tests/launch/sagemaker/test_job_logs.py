@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import Callable
 
 import pytest
-from sagemaker_world import Refusal, World, launch
+from sagemaker_world import REGION, Refusal, World, launch
 
 from maskfleet.config.recipes import recipe
 from maskfleet.errors import LaunchError
+from maskfleet.launch.job import JobHandle
 from maskfleet.launch.sagemaker.backend import SageMakerBackend
-from maskfleet.launch.sagemaker.logs import GIVE_UP_S, LATE_S, POLL_S, job_lines
+from maskfleet.launch.sagemaker.logs import GIVE_UP_S, LATE_S, POLL_S, LogReader, job_lines
 from maskfleet.launch.sagemaker.services import Services
 
 FIRST, SECOND = "r50/algo-1-1794830400", "r50/algo-2-1794830400"
@@ -67,6 +68,17 @@ def test_lines_of_one_rank(world: World, region: Services, clock: Clock) -> None
 
 def test_no_line_yet(region: Services, clock: Clock) -> None:
     assert lines(region, clock) == ["[sagemaker]: no line has arrived yet; the job is pending"]
+
+
+def test_the_last_lines_are_found_behind_empty_and_short_pages(world: World, region: Services, clock: Clock) -> None:
+    world.write(FIRST, *(f"line {number}" for number in range(30)))
+    reader = LogReader(region, "r50", sleep=clock.sleep, clock=clock)
+    assert [text for _, text in reader.tail(FIRST, limit=10)] == [f"line {number}" for number in range(20, 30)]
+    assert len(reader.tail(FIRST)) == 30
+    world.move("r50", "Training")
+    world.write(FIRST, "step: 7", *(f"a warning {number}" for number in range(9)))
+    status = SageMakerBackend(launch(nodes=2)).status(JobHandle("sagemaker", REGION, "r50"))
+    assert status.step == 7
 
 
 def test_an_unknown_job(region: Services) -> None:

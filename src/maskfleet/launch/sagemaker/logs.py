@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from maskfleet.errors import LaunchError
@@ -21,6 +22,7 @@ HOLD_MS = 3000  # lines of one host may arrive this much after those of another
 LATE_S = 12.0  # lines may arrive this long after the job has ended
 GIVE_UP_S = 900.0  # of requests that CloudWatch does not answer
 MAX_PAUSE_S = 60.0
+MAX_TAIL_PAGES = 20  # asked for to find the last lines: a status must not take minutes
 PERMISSIONS = "logs:DescribeLogStreams and logs:GetLogEvents on log group /aws/sagemaker/TrainingJobs"
 _RANK = re.compile(r"^\[rank(\d+)\]: ")
 T = TypeVar("T")
@@ -95,10 +97,8 @@ class LogReader:
 
     def tail(self, stream: str, limit: int = 200) -> list[tuple[int, str]]:
         """The last (time in ms, text) of `stream`."""
-        page = self.patiently(
-            self._client.get_log_events, logGroupName=GROUP, logStreamName=stream, startFromHead=False, limit=limit
-        )
-        return [(event["timestamp"], event["message"]) for event in page["events"]]
+        read = partial(self.patiently, self._client.get_log_events)
+        return [(one["timestamp"], one["message"]) for one in last_events(read, GROUP, stream, limit)]
 
     def all_lines(self) -> Iterator[LogLine]:
         """Lines of all streams by time; pages are read as they are needed."""
@@ -121,6 +121,23 @@ class LogReader:
                     raise
             self._sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+
+def last_events(read: Callable[..., Json], group: str, stream: str, limit: int) -> list[Json]:
+    """The last `limit` events of a log stream, oldest first; `read` is GetLogEvents.
+
+    CloudWatch pages by time: the first pages may be empty or short although there are events. The beginning of the
+    stream repeats a token.
+    """
+    found: list[Json] = []
+    where: Json = {}
+    for _ in range(MAX_TAIL_PAGES):
+        page = read(logGroupName=group, logStreamName=stream, startFromHead=False, limit=limit, **where)
+        found = [*page["events"], *found]
+        if len(found) >= limit or page["nextBackwardToken"] == where.get("nextToken"):
+            break
+        where = {"nextToken": page["nextBackwardToken"]}
+    return found[-limit:]
 
 
 def job_lines(

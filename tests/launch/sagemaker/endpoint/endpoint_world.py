@@ -130,9 +130,10 @@ class EndpointWorld(World):
             raise Refusal("ResourceNotFoundException", "The specified log group does not exist.")
         return {"logStreams": [{"logStreamName": name.partition("|")[2]} for name in names]}
 
-    def _get_log_events(self, *, logGroupName: str, logStreamName: str, limit: int, **_: Any) -> Json:  # type: ignore[override]
-        rows = self.streams[f"{logGroupName}|{logStreamName}"][-limit:]
-        return {"events": [{"timestamp": stamp, "message": text} for stamp, text in rows]}
+    def _get_log_events(  # type: ignore[override]
+        self, *, logGroupName: str, logStreamName: str, limit: int, nextToken: str | None = None, **_: Any
+    ) -> Json:
+        return self.events_backward(self.streams[f"{logGroupName}|{logStreamName}"], nextToken, limit)
 
     def _put_object(self, *, Bucket: str, Key: str, Body: Any) -> Json:
         self.objects[Bucket, Key] = Body if isinstance(Body, bytes) else Body.read()

@@ -12,6 +12,7 @@ from typing import Any
 from maskfleet.errors import LaunchError
 from maskfleet.launch.causes import Cause, causes_in, read_tables
 from maskfleet.launch.sagemaker.endpoint.request import TAG
+from maskfleet.launch.sagemaker.logs import last_events
 from maskfleet.launch.sagemaker.services import Json, Services, asking, is_transient
 from maskfleet.system.aws import aws_exceptions, code_of
 
@@ -162,14 +163,12 @@ def last_lines(services: Services, name: str) -> list[str]:
         if not streams["logStreams"]:
             return ["its container printed nothing"]
         stream = streams["logStreams"][0]["logStreamName"]
-        page = client.get_log_events(
-            logGroupName=group, logStreamName=stream, startFromHead=False, limit=LOG_LINES
-        )  # fmt: skip
+        events = last_events(client.get_log_events, group, stream, LOG_LINES)
     except aws_exceptions() as error:
         if code_of(error) == "ResourceNotFoundException":
             return ["its container printed nothing"]
         return [f"its log, {group}, cannot be read: {code_of(error) or error}"]
-    return [f"last lines of {group}/{stream}:", *(f"  {one['message'].rstrip()}" for one in page["events"])]
+    return [f"last lines of {group}/{stream}:", *(f"  {one['message'].rstrip()}" for one in events)]
 
 
 def _failure(services: Services, endpoint: Json, *, is_rolled_back: bool) -> LaunchError:
