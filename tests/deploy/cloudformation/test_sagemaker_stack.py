@@ -147,6 +147,20 @@ def test_endpoints_read_models_and_write_only_answers() -> None:
     assert roles[0] not in stack().properties("DataPolicy")["Roles"], "endpoints must not write where jobs do"
 
 
+def test_a_bucket_with_a_customer_key_can_be_used_and_the_key_only_through_s3() -> None:
+    key = "arn:aws:kms:us-west-2:111122223333:key/1234"
+    through = {"kms:ViaService": "s3.us-west-2.amazonaws.com"}
+    for action in ("kms:Decrypt", "kms:GenerateDataKey"):
+        assert may("BucketKeyPolicy", action, key, through, S3KmsKeyArn=key)
+        assert not may("BucketKeyPolicy", action, key, S3KmsKeyArn=key)
+        assert not may("BucketKeyPolicy", action, f"{key}2", through, S3KmsKeyArn=key)
+    roles = stack(S3KmsKeyArn=key).properties("BucketKeyPolicy")["Roles"]
+    assert roles == ["<TrainingRole>", "<HostingRole>", "<NotebookRole>"]
+    bare = stack(S3KmsKeyArn=key, NotebookInstanceType="none")
+    assert bare.properties("BucketKeyPolicy")["Roles"] == roles[:2]
+    assert "BucketKeyPolicy" not in stack().resources
+
+
 def test_the_notebook_passes_only_the_role_of_the_jobs() -> None:
     document = stack().properties("NotebookPolicy")["PolicyDocument"]
     [passing] = [one for one in document["Statement"] if one["Action"] == "iam:PassRole"]

@@ -12,6 +12,7 @@ from maskfleet.infra.cloudformation.kinds.kind import Needs, StackKind
 from maskfleet.infra.costs import Billed
 
 _ID = r"([0-9a-f]{8}|[0-9a-f]{17})$"
+_KMS_KEY = r"^arn:[a-z-]+:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+$"
 _CIDR = r"^([0-9]{1,3}\.){3}[0-9]{1,3}/(1[6-9]|2[0-8])$"
 _ENDPOINTS = 15  # five services in three zones
 
@@ -19,6 +20,7 @@ _ENDPOINTS = 15  # five services in three zones
 PARAMETERS = (
     "S3Bucket",
     "S3Prefix",
+    "S3KmsKeyArn",
     "EcrRepository",
     "UseEfs",
     "EfsId",
@@ -60,6 +62,9 @@ class SageMakerStack(Config):
     )
     """Jobs and notebook read and write only objects below this prefix."""
 
+    s3_kms_key_arn: str | None = Field(default=None, pattern=_KMS_KEY)
+    """KMS key of the bucket, if its objects are encrypted with a customer key."""
+
     ecr_repository: str = Field(default="maskfleet", pattern=r"^[a-z0-9][a-z0-9._/-]*[*]?$")
     """ECR repository of the training image; a * at its end allows several."""
 
@@ -72,9 +77,7 @@ class SageMakerStack(Config):
     lustre_storage_gib: Literal[0, 1200, 2400, 4800, 7200, 9600, 12000, 14400] = 0
     """Size of an FSx for Lustre file system that imports the S3 prefix; 0 creates none."""
 
-    storage_kms_key_arn: str | None = Field(
-        default=None, pattern=r"^arn:[a-z-]+:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+$"
-    )
+    storage_kms_key_arn: str | None = Field(default=None, pattern=_KMS_KEY)
     """KMS key for a new EFS and the notebook's volume; None uses the keys of AWS."""
 
     vpc_id: str | None = Field(default=None, pattern=rf"^vpc-{_ID}")
