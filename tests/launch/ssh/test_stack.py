@@ -170,6 +170,22 @@ def test_a_stack_that_is_smaller_than_it_should_be_is_not_used_silently(stack: s
         hosts_of_stack(stack, region=None, known=INSTANCES, default_slots=1)
 
 
+@pytest.mark.parametrize("stack", [{"nodes": 2, "kind": "p4d.24xlarge"}], indirect=True)
+def test_an_instance_that_ec2_does_not_know_yet_is_one_to_wait_for(stack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group lists a new instance before DescribeInstances does, which then refuses all ids."""
+    members = stack_module._members
+    new = _Member("i-0123456789abcdef0", f"{stack}-Workers", is_healthy=False, state="Pending, Healthy")
+
+    def with_new(client: Any, groups: list[str]) -> tuple[int, list[_Member]]:
+        desired, found = members(client, groups)
+        return desired + 1, [*found, new]
+
+    monkeypatch.setattr(stack_module, "_members", with_new)
+    with pytest.raises(TooFewHostsError, match="i-0123456789abcdef0 is not described, Pending, Healthy"):
+        hosts_of_stack(stack, region=None, known=INSTANCES, default_slots=1)
+    assert len(hosts_of_stack(stack, region=None, known=INSTANCES, default_slots=1, enough=2).hosts) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stack", [{"nodes": 2, "kind": "p4d.24xlarge"}], indirect=True)
 def test_min_nodes_accepts_fewer_hosts_and_a_handle_finds_those_there_are(stack: str) -> None:

@@ -164,10 +164,14 @@ def _members(client: Any, groups: list[str]) -> tuple[int, list[_Member]]:
 
 
 def _described(client: Any, ids: list[str]) -> list[dict[str, Any]]:
-    """What EC2 says about the instances, oldest first."""
+    """What EC2 says about those of the instances that it knows, oldest first.
+
+    A filter, because EC2 refuses a list of ids if it does not know one of them: an instance that was launched just now,
+    or that was terminated an hour ago.
+    """
     found = []
     for start in range(0, len(ids), _PAGE):
-        answer = client.describe_instances(InstanceIds=ids[start : start + _PAGE])
+        answer = client.describe_instances(Filters=[{"Name": "instance-id", "Values": ids[start : start + _PAGE]}])
         found += [one for reservation in answer["Reservations"] for one in reservation["Instances"]]
     return sorted(found, key=lambda one: (one["LaunchTime"], one["InstanceId"]))
 
