@@ -129,6 +129,19 @@ def test_an_asynchronous_endpoint_answers_in_s3(hosting: EndpointWorld, services
     assert clock.now - began >= ASYNC_S
 
 
+@pytest.mark.parametrize("operation", ["PutObject", "GetObject"])
+def test_an_asynchronous_request_without_permission_in_s3_names_what_is_missing(
+    hosting: EndpointWorld, services: Services, operation: str
+) -> None:
+    """S3 says AccessDenied, not NoSuchKey, of an answer that is not there yet to those who may not list the bucket."""
+    client, _ = endpoint(hosting, services, async_uri="s3://lab/async/shapes")
+    hosting.failing = {operation: deque([Refusal("AccessDenied", "Access Denied")])}
+    with pytest.raises(LaunchError, match="s3://lab/async/shapes") as caught:
+        client.send(b"x", "image/jpeg", "score=0")
+    for action in ("s3:PutObject", "GetObject", "s3:ListBucket"):
+        assert action in caught.value.remedy
+
+
 def test_an_endpoint_that_does_not_answer_is_an_error_before_images_are_read(
     hosting: EndpointWorld, services: Services
 ) -> None:

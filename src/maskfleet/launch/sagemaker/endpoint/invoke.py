@@ -22,6 +22,8 @@ ASYNC_S = 3600.0  # longest wait for an answer of an asynchronous endpoint
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 20.0
 _NOT_READY = "ModelNotReadyException"
 _PERMISSIONS = "sagemaker:InvokeEndpoint and InvokeEndpointAsync on the endpoint"
+# Without ListBucket, S3 says of an answer that is not there yet that it is not allowed to be read.
+_S3_PERMISSIONS = "s3:PutObject and GetObject on the objects there, and s3:ListBucket on the bucket"
 
 
 class EndpointClient:
@@ -92,7 +94,8 @@ class EndpointClient:
         """The answer of an asynchronous endpoint, which reads requests from S3 and writes answers there."""
         place = f"{prefix}/input/{uuid.uuid4()}"
         bucket, key = bucket_and_key(place)
-        self._s3.put_object(Bucket=bucket, Key=key, Body=body)
+        with asking(f"write {place}", permissions=_S3_PERMISSIONS, service="S3"):
+            self._s3.put_object(Bucket=bucket, Key=key, Body=body)
         sent = self._patiently(
             lambda given: self._runtime.invoke_endpoint_async(**given), {**request, "InputLocation": place}
         )
@@ -113,13 +116,14 @@ class EndpointClient:
 
     def _object(self, uri: str) -> bytes | None:
         bucket, key = bucket_and_key(uri)
-        try:
-            data: bytes = self._s3.get_object(Bucket=bucket, Key=key)["Body"].read()
-        except aws_exceptions() as error:
-            if code_of(error) == "NoSuchKey":
-                return None
-            raise
-        return data
+        with asking(f"read {uri}", permissions=_S3_PERMISSIONS, service="S3"):
+            try:
+                data: bytes = self._s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+            except aws_exceptions() as error:
+                if code_of(error) == "NoSuchKey":
+                    return None
+                raise
+            return data
 
     def _patiently(self, call: Callable[[Json], Any], request: Json) -> Any:
         began, pause_s = self._clock(), _FIRST_PAUSE_S
