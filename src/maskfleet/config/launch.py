@@ -220,7 +220,7 @@ class SageMakerLaunch(Config):
     """How often SageMaker starts the job again after an internal error of the service."""
 
     warm_pool_s: int = Field(default=0, ge=0, le=3600)
-    """How long the instances are kept for the next job; 0 releases them at once."""
+    """How long the instances are kept for the next job; 0 releases them at once. It takes a quota of warm pools."""
 
     experiment: str | None = Field(default=None, max_length=120, pattern=EXPERIMENT)
     """SageMaker experiment that the job belongs to; it must exist."""

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from maskfleet.cli.main import app
 from maskfleet.config.recipes import recipe
 from maskfleet.errors import LaunchError
-from maskfleet.launch.findings import Verdict
+from maskfleet.launch.findings import Finding, Verdict
 from maskfleet.launch.sagemaker.backend import SageMakerBackend
 from maskfleet.launch.sagemaker.checks.image import TrainingImage
 from maskfleet.launch.sagemaker.doctor import examine
@@ -164,6 +164,23 @@ def test_an_image_with_a_manifest_that_sagemaker_refuses(world: World, region: S
     with pytest.raises(LaunchError, match="takes images only with docker's kind of manifest") as caught:
         accepted(world)
     assert "sagemaker-container.md" in caught.value.remedy
+
+
+def test_a_quota_of_warm_pools_that_keeps_nothing_is_a_warning(world: World, region: Services) -> None:
+    """SageMaker runs such a job, and releases its instances without a word."""
+
+    def warm_pool() -> Finding:
+        [found] = [one for one in examine(region, launch(warm_pool_s=600)) if one.name == "warm pool"]
+        return found
+
+    assert warm_pool().verdict is Verdict.WARN  # AWS lists no such quota
+    world.quotas["ml.g5.12xlarge for training warm pool usage"] = 0.0
+    assert warm_pool().verdict is Verdict.WARN
+    assert "quota L-1" in warm_pool().remedy
+    accepted(world, warm_pool_s=600)
+    world.quotas["ml.g5.12xlarge for training warm pool usage"] = 1.0
+    assert warm_pool().verdict is Verdict.OK
+    assert not [one for one in examine(region, launch()) if one.name == "warm pool"]
 
 
 def test_images_of_ecr() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from maskfleet.config.launch import SageMakerChannel, SageMakerLaunch
 from maskfleet.errors import LaunchError
@@ -35,6 +36,8 @@ def requirements(services: Services, launch: SageMakerLaunch) -> Iterator[Findin
         yield _unset("role_arn")
     use = "spot training job usage" if launch.spot else "training job usage"
     yield quota_finding(services, launch.instance, use, launch.nodes, option="--nodes")
+    if launch.warm_pool_s:
+        yield _warm_pool(services, launch)
     if launch.experiment:
         yield _experiment(services, launch.experiment, launch.trial)
     yield from network_findings(services, launch)
@@ -91,6 +94,16 @@ def _s3_channel(services: Services, channel: SageMakerChannel) -> Finding:
         return Finding(PLACE, name, Verdict.OK, f"{channel.uri} has objects")
 
     return unless_denied(name, f"s3:ListBucket on {bucket}", check)
+
+
+def _warm_pool(services: Services, launch: SageMakerLaunch) -> Finding:
+    """Whether the quota of warm pools, which is 0 unless more was asked for, is enough to keep the instances.
+
+    Without it SageMaker runs the job and keeps nothing, so that a launch is not refused.
+    """
+    found = quota_finding(services, launch.instance, "training warm pool usage", launch.nodes, option="--nodes")
+    verdict = Verdict.WARN if found.verdict is Verdict.FAIL else found.verdict
+    return replace(found, name="warm pool", verdict=verdict, refusal="")
 
 
 def _experiment(services: Services, experiment: str, trial: str | None) -> Finding:
