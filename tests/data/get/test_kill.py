@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from coco_zips import coco_files, merged, serve, write_catalogue, zipped
-from flaky_s3 import FlakyS3
+from flaky_s3 import FlakyS3, Keep
 from stage_server import direct, files_in, get
 from web_server import Answer, Asked, WebServer
 
@@ -162,6 +162,32 @@ def test_s3_gets_files_and_manifest_and_keeps_no_journal(
     assert to_s3(coco) == 0
     stage("s3://coco-data/sets/coco", str(tmp_path / "copy"), progress=lambda tally: None)
     assert files_in(tmp_path / "copy") == wanted
+
+
+def test_s3_has_no_record_of_a_replaced_archive_without_permission_to_delete(
+    s3: FlakyS3, web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The roles of our stacks may not delete; S3 then answers 200, with an error for each object."""
+    monkeypatch.setattr(archive, "SEGMENT_BYTES", 20_000)
+    files = coco_files(images=30, size=4000)
+    coco = serve(web, {path: zipped(of_archive) for path, of_archive in files.items()})
+    other = dict(files["zips/train2017.zip"])
+    changed = min(other)
+    web.files["/coco/zips/train2017.zip"] = zipped(other | {changed: bytes(len(other[changed]))})
+    s3.fault = lambda request: Keep() if request.method == "POST" and "delete" in request.query else None
+    for _ in range(2):  # the second run has no reason to trust the files of the first
+        with pytest.raises(DataError, match=r"train2017\.zip has SHA-256 .* instead of"):
+            to_s3(coco)
+    assert "sets/coco/manifest.jsonl" not in keys(s3)
+
+
+def test_s3_without_permission_to_delete_is_enough(s3: FlakyS3, web: WebServer, tmp_path: Path) -> None:
+    wanted, coco = slow_data_set(web, tmp_path, images=5)
+    s3.fault = lambda request: Keep() if request.method == "POST" and "delete" in request.query else None
+    assert [to_s3(coco), to_s3(coco)] == [len(wanted), 0]
+    journal = [key for key in keys(s3) if "/journal/" in key]
+    assert journal
+    assert [get(s3, key) for key in journal] == [b""] * len(journal)
 
 
 def test_s3_resumes_from_its_journal(

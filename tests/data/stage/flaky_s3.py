@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -37,6 +38,11 @@ class Page:
 
 
 @dataclass(frozen=True)
+class Keep:
+    """Instead of deleting objects, S3's answer to those who may not: a success that lists an error for each."""
+
+
+@dataclass(frozen=True)
 class Request:
     """What the proxy saw."""
 
@@ -50,7 +56,7 @@ class Request:
         return self.method == "GET" and "list-type" not in self.query
 
 
-Fault = Answer | Cut | Page | Spoil
+Fault = Answer | Cut | Keep | Page | Spoil
 
 
 @dataclass
@@ -105,6 +111,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if isinstance(fault, Page):
             self.reply(200, [("Content-Type", "text/html")], b"<!doctype html><p>Log in to <b>our network</b>")
+            return
+        if isinstance(fault, Keep):
+            error = "<Error><Key>{}</Key><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+            errors = "".join(map(error.format, re.findall("<Key>([^<]*)</Key>", body.decode())))
+            self.reply(200, [("Content-Type", "application/xml")], f"<DeleteResult>{errors}</DeleteResult>".encode())
             return
         with closing(http.client.HTTPConnection(urlsplit(self.s3.behind).netloc)) as inner:
             inner.request(self.command, self.path, body, dict(self.headers.items()))

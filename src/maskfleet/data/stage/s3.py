@@ -139,13 +139,19 @@ class Prefix:
             file.seek(0)
             self.store(Item(MANIFEST, size), iter(lambda: file.read(CHUNK_BYTES), b""))
 
-    def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects, at most a thousand by one request."""
+    def delete(self, paths: Iterable[str]) -> list[str]:
+        """Delete objects, at most a thousand by one request; returns those that S3 did not delete.
+
+        S3 says so for each object, such as AccessDenied, in an answer that is a success.
+        """
         keys = [{"Key": self._prefix + path} for path in paths]
+        kept: list[str] = []
         with s3_errors(self.name, "delete"):
             for start in range(0, len(keys), _DELETED_AT_ONCE):
                 objects = {"Objects": keys[start : start + _DELETED_AT_ONCE], "Quiet": True}
-                self._client.delete_objects(Bucket=self._bucket, Delete=objects)
+                answer = self._client.delete_objects(Bucket=self._bucket, Delete=objects)
+                kept += [one["Key"].removeprefix(self._prefix) for one in answer.get("Errors", ())]
+        return kept
 
     def _get(self, item: Item, start: int) -> dict[str, Any]:
         asked = {"Range": f"bytes={start}-"} if start else {}
