@@ -35,7 +35,7 @@ def aws_session(need: str, *, region: str | None = None, profile: str | None = N
         raise MaskfleetError(str(error), remedy="set AWS_PROFILE to a profile of ~/.aws/config, or unset it") from error
 
 
-def aws_client(session: Any, service: str, *, connections: int = 10, attempts: int = 5) -> Any:
+def aws_client(session: Any, service: str, *, connections: int = 10, attempts: int = 5, read_s: int = 60) -> Any:
     """A client of `service` that gives up on a host that does not answer, and repeats throttled requests."""
     from botocore.config import Config
 
@@ -43,7 +43,7 @@ def aws_client(session: Any, service: str, *, connections: int = 10, attempts: i
         max_pool_connections=connections,
         retries={"mode": "standard", "total_max_attempts": attempts},
         connect_timeout=10,
-        read_timeout=60,
+        read_timeout=read_s,
         user_agent_extra="maskfleet",
     )
     try:

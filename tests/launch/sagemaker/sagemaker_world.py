@@ -347,10 +347,10 @@ def connect(world: World, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None
             _SESSIONS[region] = aws_session(need, region=region)
         return _SESSIONS[region]
 
-    def client(session: Any, name: str) -> Any:
+    def client(session: Any, name: str, **options: Any) -> Any:
         key = (id(session), name)
         if key not in _CLIENTS:
-            made = _CLIENTS[key] = aws_client(session, name)
+            made = _CLIENTS[key] = aws_client(session, name, **options)
             made.meta.events.register("before-parameter-build", lambda **given: _CONNECTED[0].before_build(**given))
             made.meta.events.register("before-call", lambda **given: _CONNECTED[0].answer(**given))
         return _CLIENTS[key]

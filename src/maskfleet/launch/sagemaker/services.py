@@ -35,6 +35,8 @@ BUSY = {
     "InternalFailure",
     "InternalServerError",
 }
+# A model may compute for 60 s, and whoever stops listening before its answer sends the same image again.
+_READ_S = {"sagemaker-runtime": 70}
 _NO_ANSWER = {"EndpointConnectionError", "ConnectTimeoutError", "ConnectionClosedError", "ReadTimeoutError"}
 
 
@@ -54,7 +56,7 @@ class Services:
     def client(self, name: str) -> Any:
         """The client of the service `name`, such as "sagemaker"."""
         if name not in self._clients:
-            self._clients[name] = aws_client(self._session, name)
+            self._clients[name] = aws_client(self._session, name, read_s=_READ_S.get(name, 60))
         return self._clients[name]
 
 

@@ -56,6 +56,11 @@ def endpoint(hosting: EndpointWorld, services: Services, **changes: Any) -> tupl
     return EndpointClient(services, "shapes", sleep=clock.sleep, clock=clock), clock
 
 
+def test_a_client_listens_longer_than_a_model_may_compute(services: Services) -> None:
+    """AWS advises 70 s where a model takes up to 60: a client that gives up first sends the image again."""
+    assert services.client("sagemaker-runtime").meta.config.read_timeout == 70
+
+
 def test_a_throttled_request_is_sent_again(hosting: EndpointWorld, services: Services) -> None:
     client, clock = endpoint(hosting, services)
     busy = [Refusal("ThrottlingException"), ProgramRefusal(503, '{"error": "64 requests are waiting", "remedy": "-"}')]
