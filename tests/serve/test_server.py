@@ -6,6 +6,7 @@ import base64
 import gc
 import http.client
 import json
+import math
 import socket
 import threading
 from collections.abc import Iterator
@@ -139,6 +140,9 @@ def test_a_batch_in_base64_is_answered_in_order(server: AppServer) -> None:
         (json.dumps({"image": TEXT, "images": [TEXT]}), "application/json", 400, "several kinds"),
         (json.dumps({"image": TEXT, "score": "NaN"}), "application/json", 400, "score"),
         (json.dumps({"image": TEXT, "score": True}), "application/json", 400, "score"),
+        (json.dumps({"image": TEXT, "score": 10**400}), "application/json", 400, "score"),
+        (json.dumps({"image": TEXT, "score": math.inf}), "application/json", 400, "score"),
+        (f'{{"image": "{TEXT}", "score": {"9" * 5000}}}', "application/json", 400, "not JSON"),
         (json.dumps([TEXT, base64.b64encode(b"bad").decode()]), "application/json", 400, "image 1"),
     ],
 )

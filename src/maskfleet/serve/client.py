@@ -132,7 +132,7 @@ def parsed_answer(data: bytes, image_size: tuple[int, ...]) -> RemoteDetections:
         wrong = bad_mask(masks, [(int(image_size[0]), int(image_size[1]))] * len(masks))
         if wrong is not None:
             raise ValueError(f"mask {wrong[0]}: {wrong[1]}")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise LaunchError(f"the answer is not that of a maskfleet model: {error}", remedy=_REMEDY) from error
     return RemoteDetections(results)
 

@@ -161,7 +161,7 @@ def _from_base64(text: object, number: int) -> bytes:
 def _score(given: object) -> float:
     try:
         score = float(given) if isinstance(given, (str, int, float)) and not isinstance(given, bool) else -1.0
-    except ValueError:
+    except (ValueError, OverflowError):  # no number, or an integer of hundreds of digits
         score = -1.0
     if not 0 <= score <= 1:
         raise RequestError(400, "score is not a number from 0 to 1", remedy="send a number such as 0.5, or none")

@@ -33,6 +33,46 @@ def the_only(problems: list[Problem]) -> Problem:
     return problems[0]
 
 
+BIG = "1" + "0" * 400
+OUTLINE = f"[[10, 10, {BIG}, 10, 30, 30]]"
+FAR = "[[10, 10, -1e308, 10, 30, 30]]"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        *[
+            ("bbox", f"[10, 10, {number}, 20]", "box-not-finite")
+            for number in (BIG, f"-{BIG}", "1e999", "1e308", "NaN")
+        ],
+        *[("area", number, None) for number in (BIG, f"-{BIG}", "1e999", "NaN")],
+        ("segmentation", OUTLINE, "segmentation-broken"),
+        ("segmentation", FAR, "polygon-broken"),
+    ],
+)
+def test_absurd_numbers_are_problems_and_leave_training_possible(
+    write_split: WriteSplit, key: str, value: str, kind: str | None
+) -> None:
+    text = json.dumps(coco_tree(annotation(1, **{key: "@"}), annotation(2, image_id=2)))
+    split = write_split(coco_tree(annotation(2, image_id=2)))
+    split.annotations.write_text(text.replace('"@"', value))
+    store = open_store(split)
+    found = check_split(store)
+    kinds = {problem.kind for problem in found if problem.severity == "error"}
+    assert kind is None or kind in kinds
+    assert all(problem.image_id == 1 for problem in found if problem.severity == "error")
+    for index in range(len(store)):
+        clean_instances(store.instances(index))
+
+
+@pytest.mark.parametrize("key", ["id", "image_id", "category_id"])
+@pytest.mark.parametrize("number", [BIG, "1e999", "NaN", "9" * 5000])
+def test_absurd_ids_are_errors(write_split: WriteSplit, key: str, number: str) -> None:
+    split = write_split(json.dumps(coco_tree(annotation(1, **{key: "@"}))).replace('"@"', number))
+    with pytest.raises(DataError, match=r"not an integer|Exceeds the limit"):
+        open_store(split)
+
+
 def pixels() -> np.ndarray:
     noise = np.random.default_rng(0).integers(0, 255, (48, 64, 3), np.uint8)
     return cv2.GaussianBlur(noise, (0, 0), 2)

@@ -164,6 +164,8 @@ def test_all_faults_come_together(yolo: Path, tmp_path: Path) -> None:
         ("names: {0: a, 2: b}\ntrain: images/train\n", "no usable `names`"),
         ("names: [a]\n", "names no images"),
         ("names: [a]\ntrain: nowhere\n", "names nowhere"),
+        (f"names: [a]\ntrain: {'9' * 400}\n", "names 999"),
+        (f"names: [a]\npath: x{'9' * 400}\ntrain: nowhere\n", "names nowhere"),
         ("names: [a\n", "not YAML"),
     ],
 )
@@ -243,6 +245,17 @@ def test_voc_faults_are_explained(voc: Path, tmp_path: Path) -> None:
         convert(voc, tmp_path / "coco", form="voc")
     with pytest.raises(DataError, match=r"no \.xml files"):
         convert(voc / "JPEGImages", tmp_path / "coco", form="voc")
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1" + "0" * 400])
+def test_absurd_voc_boxes_and_names_are_faults(voc: Path, tmp_path: Path, number: str) -> None:
+    path = voc / "Annotations/one.xml"
+    path.write_text(path.read_text().replace("<xmin>11<", f"<xmin>{number}<"))
+    with pytest.raises(DataError, match=r"one\.jpg: a corner of a box is not a position|inverted <bndbox>"):
+        convert(voc, tmp_path / "coco", form="voc")
+    path.write_text(voc_xml("9" * 400))
+    with pytest.raises(DataError, match="there is no image 999"):
+        convert(voc, tmp_path / "coco", form="voc")
 
 
 # --- LabelMe
@@ -345,11 +358,41 @@ def test_labelme_faults_come_together(tmp_path: Path) -> None:
     labelme(root / "e.json")
     with pytest.raises(DataError) as error:
         convert(root, tmp_path / "coco", form="labelme")
-    for says in ("a polygon of 2 points", "not pairs of finite", "kind star are unknown", "not a PNG in base64"):
+    for says in ("a polygon of 2 points", "not pairs of positions", "kind star are unknown", "not a PNG in base64"):
         assert says in error.value.what
     for says in ("c.json: not JSON", "d.json: no list of shapes", "e.json: there is no image e.jpg"):
         assert says in error.value.what
     assert error.value.what.startswith("7 faults")
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1e308", "1" + "0" * 400, "9" * 5000, "NaN"])
+@pytest.mark.parametrize("kind", ["polygon", "rectangle", "circle", "mask"])
+def test_absurd_labelme_positions_are_faults(tmp_path: Path, kind: str, number: str) -> None:
+    root = tmp_path / "labelme"
+    picture(root / "a.jpg")
+    labelme(root / "a.json", shape("cat", [*TRIANGLE[:2], [123456, 5]][-2 if kind != "polygon" else 0 :], kind))
+    file = root / "a.json"
+    file.write_text(file.read_text().replace("123456", number))
+    with pytest.raises(DataError, match=r"not pairs of positions|not JSON: Exceeds the limit"):
+        convert(root, tmp_path / "coco", form="labelme")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"imagePath": "9" * 5000}, "there is no image 999"),
+        ({"imagePath": "no.jpg", "imageWidth": 10**400}, "the limit is 179 million pixels"),
+        ({"imagePath": "no.jpg", "imageData": "\ud800"}, "the image embedded in .* is damaged"),
+        ({"shapes": [shape("cat", TRIANGLE[:2], "mask", mask="\ud800")]}, "not a PNG in base64"),
+    ],
+)
+def test_absurd_values_of_labelme_are_faults(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    root = tmp_path / "labelme"
+    content = picture(root / "a.jpg")
+    embedded = base64.b64encode(content).decode()
+    labelme(root / "a.json", **{"imageData": embedded if "imageWidth" in changes else None, **changes})
+    with pytest.raises(DataError, match=says):
+        convert(root, tmp_path / "coco", form="labelme")
 
 
 # --- all

@@ -6,7 +6,6 @@ Shapes: n points of a polygon.
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import json
 import math
@@ -29,9 +28,11 @@ from maskfleet.data.convert.source import (
     ReadProgress,
     SourceImage,
     SourceSet,
+    are_positions,
     box_annotation,
     collected,
     image_size,
+    is_there,
     mask_annotation,
     polygon_annotation,
     raise_faults,
@@ -97,7 +98,7 @@ def _document(file: Path, inside: Path | None) -> _Document:
     image = file.parent / name
     if inside is not None and leads_out(name, inside, base=file.parent):
         raise FaultError(f"imagePath {name} leads out of {inside}")
-    if name and image.is_file():
+    if name and is_there(image) and image.is_file():
         return _Document(file, image, None, image_size(image), shapes)
     if isinstance(tree.get("imageData"), str):
         width, height = tree.get("imageWidth"), tree.get("imageHeight")
@@ -131,7 +132,7 @@ def _embedded(file: Path) -> bytes:
     """The image that is embedded in a LabelMe file."""
     try:
         return base64.b64decode(_tree(file)["imageData"], validate=True)
-    except binascii.Error:
+    except ValueError:  # binascii.Error is one
         raise DataError(f"the image embedded in {file} is damaged", remedy="put the image file next to it") from None
 
 
@@ -194,10 +195,10 @@ def _object(
 def _points(value: Any) -> npt.NDArray[np.float64]:
     try:
         points = np.asarray(value, np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         points = np.zeros(0)
-    if points.ndim != 2 or points.shape[1] != 2 or not np.isfinite(points).all():
-        raise FaultError("its points are not pairs of finite numbers")
+    if points.ndim != 2 or points.shape[1] != 2 or not are_positions(points.ravel()):
+        raise FaultError("its points are not pairs of positions in pixels")
     return points
 
 
@@ -206,7 +207,7 @@ def _mask(text: Any, corners: npt.NDArray[np.float64], size: tuple[int, int]) ->
     try:
         data = base64.b64decode(text, validate=True)
         header = image_header(io.BytesIO(data))
-    except (TypeError, binascii.Error, ImageFileError):
+    except (TypeError, ValueError, ImageFileError):
         raise FaultError("its mask is not a PNG in base64") from None
     if header.width > size[0] or header.height > size[1]:
         raise FaultError("its mask reaches outside the image")

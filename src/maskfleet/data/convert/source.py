@@ -6,7 +6,7 @@ Shapes: n points of a polygon, H x W a mask.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from maskfleet.log import count_text
 
 SPLITS = ("train", "val", "test")
 MAX_FAULTS_LISTED = 10
+MAX_POSITION_PX = 1e9  # no image is so large
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 
 ReadProgress = Callable[[int, int], None]
@@ -78,6 +79,19 @@ def raise_faults(faults: Sequence[str], remedy: str) -> None:
     if len(faults) > MAX_FAULTS_LISTED:
         lines.append(f"and {len(faults) - MAX_FAULTS_LISTED} more")
     raise DataError("\n    ".join(lines), remedy=remedy)
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is a file or folder of this name; not if no file can have it, since it is too long, say."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def are_positions(values: Iterable[float]) -> bool:
+    """Whether all `values` are finite and could be pixels of an image."""
+    return all(-MAX_POSITION_PX <= value <= MAX_POSITION_PX for value in values)
 
 
 def image_size(path: Path) -> tuple[int, int]:

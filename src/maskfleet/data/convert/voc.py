@@ -15,8 +15,10 @@ from maskfleet.data.convert.source import (
     ReadProgress,
     SourceImage,
     SourceSet,
+    are_positions,
     collected,
     image_size,
+    is_there,
     raise_faults,
 )
 from maskfleet.errors import DataError
@@ -46,7 +48,7 @@ def read_voc(root: Path, progress: ReadProgress) -> SourceSet:
         with collected(faults):
             images.append(_image(root, record, of_image[record["id"]]))
         progress(number, len(tree["images"]))
-    raise_faults(faults, "put the images into JPEGImages/, or remove their .xml files")
+    raise_faults(faults, "put the images into JPEGImages/ and correct the boxes, or remove their .xml files")
     splits = _splits(root, images)
     return SourceSet(splits, names, tuple(_notes(root, tree, len(images) - sum(map(len, splits.values())))))
 
@@ -74,6 +76,8 @@ def _tree(root: Path) -> dict[str, Any]:
 
 def _image(root: Path, record: dict[str, Any], annotations: list[dict[str, Any]]) -> SourceImage:
     path = _image_file(root, record["file_name"])
+    if not all(are_positions(annotation["bbox"]) for annotation in annotations):
+        raise FaultError(f"{path.name}: a corner of a box is not a position in pixels")
     width, height = record["width"], record["height"]
     if not (width and height):
         width, height = image_size(path)
@@ -85,8 +89,9 @@ def _image_file(root: Path, name: str) -> Path:
     plain = name.replace("\\", "/").rsplit("/", 1)[-1]
     for folder in IMAGE_FOLDERS:
         for suffix in ("", *IMAGE_SUFFIXES):
-            if (root / folder / f"{plain}{suffix}").is_file():
-                return root / folder / f"{plain}{suffix}"
+            path = root / folder / f"{plain}{suffix}"
+            if is_there(path) and path.is_file():
+                return path
     raise FaultError(f"there is no image {name} in {root / IMAGE_FOLDERS[0]}")
 
 

@@ -25,6 +25,7 @@ from maskfleet.data.convert.source import (
     box_annotation,
     collected,
     image_size,
+    is_there,
     polygon_annotation,
     raise_faults,
     unique_names,
@@ -39,7 +40,7 @@ def read_yolo(root: Path, progress: ReadProgress) -> SourceSet:
     settings, where = _settings(root)
     categories = _category_names(settings.get("names"), where)
     path = settings.get("path")  # what the paths in data.yaml are relative to, if that exists
-    base = root / path if isinstance(path, str) and (root / path).is_dir() else root
+    base = root / path if isinstance(path, str) and is_there(root / path) and (root / path).is_dir() else root
     listed = {split: list(_images_of(base, settings[split], where)) for split in SPLITS if settings.get(split)}
     if not listed:
         raise DataError(
@@ -97,7 +98,7 @@ def _images_of(base: Path, value: Any, where: Path) -> Iterator[tuple[Path, Path
     for entry in value if isinstance(value, list) else [value]:
         # exports of Roboflow contain ../train/images instead of train/images
         named = [base / str(entry), base / str(entry).removeprefix("../")]
-        path = next((path for path in named if path.exists()), None)
+        path = next(filter(is_there, named), None)
         if path is None:
             raise DataError(f"{where} names {entry}, which is not under {base}", remedy="correct that path")
         if path.is_dir():

@@ -22,6 +22,7 @@ from maskfleet.system.lock import LockHeldError, NoLocksError, locked
 
 FORMAT = "v2"
 LOCK_TIMEOUT_S = 1800
+MAX_COORDINATE = 1e30  # pixels: float32, in which training computes, overflows soon after
 
 
 def built_store(annotations: Path, cache_dir: Path | None) -> Path:
@@ -87,7 +88,7 @@ def columns_of(coco: CocoFile) -> dict[str, Column]:
         "ann_image_id": _ints(coco.ann_image_id)[order],
         "ann_category_id": _ints(coco.ann_category_id)[order],
         "ann_label": label[order],
-        "ann_box_xywh": np.frombuffer(coco.ann_box_xywh, np.float64).reshape(-1, 4)[order],
+        "ann_box_xywh": _bounded(np.frombuffer(coco.ann_box_xywh, np.float64).reshape(-1, 4)[order]),
         "ann_area": np.frombuffer(coco.ann_area, np.float64)[order],
         "ann_crowd": np.frombuffer(coco.ann_crowd, np.uint8)[order].astype(bool),
         "ann_crowd_unclear": np.frombuffer(coco.ann_crowd_unclear, np.uint8)[order].astype(bool),
@@ -113,12 +114,18 @@ def _outline_columns(coco: CocoFile, order: npt.NDArray[np.intp]) -> dict[str, C
         "ann_first_part": first,
         "ann_parts": parts[order],
         "part_start": _starts(numbers[part_order]),
-        "points": points[_ranges(_starts(numbers)[:-1][part_order], numbers[part_order])],
+        "points": _bounded(points[_ranges(_starts(numbers)[:-1][part_order], numbers[part_order])]),
         "rle_start": _starts([len(text) for text in texts]),
         "rle_texts": np.frombuffer(b"".join(texts), np.uint8),
         "rle_height": _ints(coco.rle_height)[rle_order],
         "rle_width": _ints(coco.rle_width)[rle_order],
     }
+
+
+def _bounded(coordinates: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """`coordinates`, in place, where those beyond MAX_COORDINATE are infinite, as 1e999 is: the checks report them."""
+    coordinates[(coordinates > MAX_COORDINATE) | (coordinates < -MAX_COORDINATE)] = np.inf
+    return coordinates
 
 
 def _ints(values: Any) -> npt.NDArray[np.int64]:

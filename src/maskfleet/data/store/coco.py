@@ -9,7 +9,7 @@ import gc
 import json
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,8 +131,8 @@ def _take_annotation(coco: CocoFile, record: dict[str, Any]) -> bool:
     coco.ann_category_id.append(category_id)
     box = _numbers(record.get("bbox"), 4)
     coco.ann_box_xywh.extend(box)
-    area = record.get("area", box[2] * box[3])
-    coco.ann_area.append(area if isinstance(area, int | float) else float("nan"))
+    [area] = _numbers([record.get("area", box[2] * box[3])], 1)
+    coco.ann_area.append(area)
     crowd = record.get("iscrowd")
     coco.ann_crowd.append(1 if crowd else 0)
     coco.ann_crowd_unclear.append(0 if crowd in (None, 0, 1) else 1)
@@ -181,7 +181,8 @@ def _take_rle(coco: CocoFile, rle: dict[str, Any]) -> tuple[int, int]:
 def _numbers(values: Any, count: int) -> list[float]:
     """`values` if it is a list of `count` numbers, else `count` NaNs."""
     if isinstance(values, list) and len(values) == count and all(isinstance(value, int | float) for value in values):
-        return values
+        with suppress(OverflowError):  # an integer of hundreds of digits
+            return list(map(float, values))
     return [float("nan")] * count
 
 

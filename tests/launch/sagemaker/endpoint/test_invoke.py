@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from typing import Any
 
@@ -166,6 +167,9 @@ def test_an_endpoint_that_does_not_answer_is_an_error_before_images_are_read(
         {"label": 0},
         {"label": 10**9},
         {"score": "high"},
+        {"score": 10**400},
+        {"bbox": [0, 0, 10**400, 1]},
+        {"category_id": math.inf},
         {"segmentation": {"size": [10**6, 10**6], "counts": "0"}},
         {"segmentation": {"size": [6, 8], "counts": "~~~"}},
         {"segmentation": [[0, 0, 1, 1, 0, 1]]},
