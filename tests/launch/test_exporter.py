@@ -6,6 +6,8 @@ import json
 import math
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -90,6 +92,36 @@ def test_only_the_first_worker_offers_metrics(exporter: Exporter) -> None:
     with Exporter(exporter.run_dir, "127.0.0.1", 0, is_empty=True) as other:
         assert other.page() == ""
     assert exporter.page() != ""
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("//metrics", 200),
+        ("http://pod/metrics", 200),
+        ("/%00", 404),
+        ("http://[::1/metrics", 404),
+        ("/x" * 40_000, 414),
+    ],
+)
+def test_odd_addresses_get_a_clean_answer(
+    path: str, status: int, exporter: Exporter, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_connection(exporter.server_address[:2], timeout=30) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert connection.recv(100).startswith(f"HTTP/1.0 {status} ".encode())
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_client_that_breaks_off_leaves_no_traceback(exporter: Exporter, capfd: pytest.CaptureFixture[str]) -> None:
+    for sent in (b"GET /met", b"GET /metrics HTTP/1.1\r\n\r\n"):
+        connection = socket.create_connection(exporter.server_address[:2], timeout=30)
+        # Closing so sends a reset, which the server meets while it reads or writes.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.sendall(sent)
+        connection.close()
+    assert scraped(exporter)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_all_interfaces_are_refused() -> None:

@@ -167,8 +167,19 @@ def test_wrong_paths_methods_and_lengths(server: AppServer) -> None:
     assert raw(server, head + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n").startswith(b"HTTP/1.1 411 ")
     for length in (b"-1", b"ten", b"1e3", "\u0663".encode(), b"9" * 5000):
         assert raw(server, head + b"Content-Length: " + length + b"\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+    assert raw(server, head + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd").startswith(b"HTTP/1.1 400 ")
     expects = b"Expect: 100-continue\r\nContent-Length: 100000000\r\n\r\n"
     assert raw(server, head + expects).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [(b"/%00", 404), (b"//", 404), (b"/\xff", 404), (b"/ping%2f", 404), (b"/" + b"x" * 70_000, 414),
+     (b"http://localhost/ping", 200), (b"/ping?a=%00&&=", 200)],
+)  # fmt: skip
+def test_an_odd_address_gets_a_status(server: AppServer, path: bytes, status: int) -> None:
+    answer = raw(server, b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
 
 
 @pytest.mark.parametrize(

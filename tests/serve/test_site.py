@@ -70,6 +70,8 @@ def said(response: Response) -> str:
         ({"host": "localhost:8000", "origin": "https://attacker.example"}, False),
         ({"host": "localhost:8000", "origin": "http://localhost:9000"}, False),
         ({"host": "localhost:8000", "origin": "null"}, False),
+        ({"host": "localhost:8000", "origin": "http://[::1"}, False),
+        ({"host": "localhost:8000", "origin": "http://[x]"}, False),
         ({"host": "localhost:8000", "sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, False),
         ({"host": "localhost:8000", "sec-fetch-site": "same-site"}, False),
     ],

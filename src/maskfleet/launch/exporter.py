@@ -19,6 +19,7 @@ from typing import Any
 from maskfleet.errors import LaunchError
 from maskfleet.system.network import listening_socket
 from maskfleet.system.signals import handled
+from maskfleet.system.web.same_site import path_of
 
 METRICS_FILE = "metrics.jsonl"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -104,6 +105,11 @@ class Exporter(ThreadingHTTPServer):
         self.socket = listening_socket(address, port)
         self.server_address = self.socket.getsockname()[:2]
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing for a connection that broke."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
     def page(self) -> str:
         return "" if self.is_empty else exposition(latest(self.run_dir / METRICS_FILE), self.run_dir.name)
 
@@ -113,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10  # a client that sends nothing must not keep a thread
 
     def do_GET(self) -> None:
-        if self.path.partition("?")[0] != "/metrics":
+        if (path_of(self.path) or "").partition("?")[0] != "/metrics":
             self.send_error(404)
             return
         body = self.server.page().encode()

@@ -139,7 +139,9 @@ class _Connection(BaseHTTPRequestHandler):
         """The size of the body, checked."""
         if "Transfer-Encoding" in self.headers or (self.command == "POST" and "Content-Length" not in self.headers):
             raise RequestError(411, "the request has no Content-Length", remedy="send one; chunks are not supported")
-        text = self.headers.get("Content-Length", "0")
+        text, *others = set(self.headers.get_all("Content-Length") or ["0"])
+        if others:
+            raise RequestError(400, "the request has two Content-Lengths", remedy="send the size of the body once")
         if not re.fullmatch("[0-9]{1,18}", text):  # Python refuses to convert thousands of digits
             raise RequestError(400, "Content-Length is not a number", remedy="send the size of the body in bytes")
         if int(text) > self.server.app.max_bytes:

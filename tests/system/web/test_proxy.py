@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -65,6 +66,21 @@ class Front:
             return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
         finally:
             connection.close()
+
+    def raw(self, sent: bytes) -> bytes:
+        """What the proxy answers to these lines of a request, with the password, until it closes the connection."""
+        context = ssl.create_default_context(cafile=str(self.certificate.chain))
+        credentials = base64.b64encode(f"me:{PASSWORD}".encode())
+        with (
+            socket.create_connection(("127.0.0.1", self.port), timeout=30) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+        ):
+            connection.sendall(sent + b"Authorization: Basic " + credentials + b"\r\nConnection: close\r\n\r\n")
+            received = b""
+            with suppress(ConnectionResetError, ssl.SSLError):  # what was not read of a line that is too long
+                while more := connection.recv(1 << 16):
+                    received += more
+            return received
 
 
 class _Recording(BaseHTTPRequestHandler):
@@ -179,6 +195,45 @@ def test_the_gate_keeps_addresses_apart_and_its_memory_small(monkeypatch: pytest
 def test_requests_of_other_sites_are_refused(front: Front, headers: dict[str, str]) -> None:
     assert front.request(**headers)[0] == 403
     assert front.behind.requests == []
+
+
+@pytest.mark.parametrize("origin", ["http://[::1", "https://[x]"])
+def test_a_malformed_origin_is_another_site(origin: str, front: Front, capfd: pytest.CaptureFixture[str]) -> None:
+    assert front.request(Origin=origin)[0] == 403
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        (b"/%00", b"", 200),
+        (b"//evil.example/", b"", 200),
+        (b"http://board.example/data?run=1", b"", 200),
+        (b"http://board.example", b"", 200),
+        (b"http://[::1/", b"", 400),
+        (b"*", b"", 400),
+        (b"nowhere", b"", 400),
+        (b"/\xff", b"", 400),
+        (b"/\x7f", b"", 400),
+        (b"/" + b"x" * 70_000, b"", 414),
+        (b"/", b"X-Folded: a\r\n b\r\n", 200),
+        (b"/", b"X Y: a\r\n", 401),
+        (b"/", b"X-Many: a\r\n" * 200, 431),
+    ],
+)
+def test_odd_requests_get_a_clean_answer(
+    path: bytes, headers: bytes, status: int, front: Front, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answer = front.raw(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\n" + headers)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert [asked for _, asked, *_ in front.behind.requests if not asked.startswith("/")] == []
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_an_address_with_the_name_of_a_host_is_asked_for_by_its_path(front: Front) -> None:
+    front.raw(b"GET http://board.example/data?run=1 HTTP/1.1\r\nHost: x\r\n")
+    front.raw(b"GET http://board.example HTTP/1.1\r\nHost: x\r\n")
+    assert [path for _, path, *_ in front.behind.requests] == ["/data?run=1", "/"]
 
 
 def test_requests_of_the_board_itself_and_links_to_it_pass(front: Front) -> None:

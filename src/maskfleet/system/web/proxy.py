@@ -28,7 +28,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from maskfleet.system.network import LOOPBACK, listening_socket
-from maskfleet.system.web.same_site import is_from_another_site
+from maskfleet.system.web.same_site import is_from_another_site, path_of
 
 FREE_ATTEMPTS = 5
 LONGEST_WAIT_S = 300.0
@@ -182,10 +182,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(status, "the password is needed", {"WWW-Authenticate": 'Basic realm="maskfleet"'})
         elif is_from_another_site(self.command, self.headers.get):
             self._refuse(HTTPStatus.FORBIDDEN, "requests of other sites are refused")
-        elif not self.path.startswith("/"):
-            self._refuse(HTTPStatus.BAD_REQUEST, "the request must name a path")
+        elif (path := path_of(self.path)) is None or not path.isascii() or not path.isprintable():
+            self._refuse(HTTPStatus.BAD_REQUEST, "the request must name a path of printable ASCII characters")
         elif (body := self._body()) is not None:
-            self._forward(body)
+            self._forward(path, body)
 
     def _body(self) -> bytes | None:
         """The body of the request; None if it was refused."""
@@ -209,11 +209,11 @@ class _Handler(BaseHTTPRequestHandler):
                 break
             self._unread -= read
 
-    def _forward(self, body: bytes) -> None:
+    def _forward(self, path: str, body: bytes) -> None:
         upstream = http.client.HTTPConnection(LOOPBACK, self.server.upstream_port, timeout=UPSTREAM_S)
         try:
             try:
-                upstream.putrequest(self.command, self.path, skip_accept_encoding=True)
+                upstream.putrequest(self.command, path, skip_accept_encoding=True)
                 for name, value in self._passed_on():
                     upstream.putheader(name, value)
                 upstream.putheader("Content-Length", str(len(body)))
