@@ -89,11 +89,14 @@ def status(
             f"  {found.files:,} files{form}, {size_text(found.bytes)}, as their manifest lists them", markup=False
         )
         if found.missing or found.changed:
-            examples = ", ".join(found.examples)
+            examples = ", ".join(name if name.isprintable() else repr(name) for name in found.examples)
             out.print(f"  {found.missing:,} missing, {found.changed:,} changed: {examples}", markup=False)
         if found.unlisted:
             listed = f"{found.unlisted:,} files, {size_text(found.unlisted_bytes)}, that no manifest lists"
             out.print(f"  {listed}", markup=False)
+        if found.unstorable:
+            example = f"first {found.unstorable_example}: rename or remove them"
+            out.print(f"  {found.unstorable:,} files that cannot be staged, {example}", markup=False, soft_wrap=True)
         if found.state != "complete":
             out.print("Run `maskfleet data stage SOURCE URI` to complete it and to verify it.", markup=False)
     raise typer.Exit(0 if found.state == "complete" else 1)

@@ -104,6 +104,18 @@ def test_links_are_followed_and_one_without_end_is_named(source: Path, tmp_path:
         bring(source, tmp_path / "again")
 
 
+def test_a_path_too_long_for_the_destination_is_refused_before_anything_is_copied(tmp_path: Path) -> None:
+    destination = tmp_path / "there"
+    for _ in range(15):
+        destination /= "d" * 250
+    source = tmp_path / "set"
+    (source / ("x" * 200) / ("y" * 200)).mkdir(parents=True)
+    (source / ("x" * 200) / ("y" * 200) / "a.jpg").write_bytes(b"a")
+    with pytest.raises(DataError, match="too long for") as caught:
+        stage(str(source), str(destination), progress=lambda tally: None)
+    assert "more than 4095 bytes" in caught.value.what
+
+
 def test_anything_but_a_regular_file_is_refused_and_named(source: Path, tmp_path: Path) -> None:
     os.mkfifo(source / "pipe")
     (source / "dangling").symlink_to("nowhere")

@@ -13,6 +13,7 @@ from flaky_s3 import Answer, Cut, FlakyS3, Page, Request, Spoil
 from stage_server import bring, direct, files_in, numbered, put, write
 
 from maskfleet.data.stage import s3 as stage_s3
+from maskfleet.data.stage.status import staging_status
 from maskfleet.errors import DataError, MaskfleetError
 
 pytest_plugins = ("stage_fixtures",)
@@ -34,6 +35,25 @@ def test_a_name_that_leads_elsewhere_is_refused_and_named(s3: FlakyS3, tmp_path:
         bring("s3://coco-data/sets/coco", tmp_path / "root" / "efs")
     assert repr(name) in str(caught.value)
     assert files_in(tmp_path / "root") == {}
+
+
+def test_a_name_too_long_for_the_prefix_is_refused_before_anything_is_copied(s3: FlakyS3, tmp_path: Path) -> None:
+    name = "/".join(["n" * 200] * 5) + ".jpg"  # 1,008 bytes, to which the prefix adds 21
+    source = write(tmp_path / "set", {"a.jpg": b"a", name: b"b"})
+    with pytest.raises(DataError, match="too long for s3://coco-data/") as caught:
+        bring(source, "s3://coco-data/a-prefix-of-21-bytes")
+    assert "more than 1024 bytes" in caught.value.what
+    assert "shorter destination" in caught.value.remedy
+    assert direct(s3).list_objects_v2(Bucket="coco-data")["KeyCount"] == 0
+    bring(source, "s3://coco-data/p")
+
+
+def test_odd_characters_in_names_come_back_as_they_were(s3: FlakyS3, tmp_path: Path) -> None:
+    files = {"e\x01f.jpg": b"3", "g h+i%0a&.jpg": b"4", "\x7f.jpg": b"5"}
+    bring(write(tmp_path / "set", files), "s3://coco-data/set")
+    assert staging_status("s3://coco-data/set").state == "complete"
+    bring("s3://coco-data/set", tmp_path / "back")
+    assert {name: (tmp_path / "back" / name).read_bytes() for name in files} == files
 
 
 def test_an_object_that_is_also_a_folder_is_refused_and_named(s3: FlakyS3, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from stage_server import bring, direct, numbered, put, write
 from typer.testing import CliRunner
 
 from maskfleet.cli.data import app
+from maskfleet.data.stage.folder import Folder
 from maskfleet.data.stage.status import staging_status
 from maskfleet.errors import DataError
 
@@ -46,6 +48,31 @@ def test_a_staging_that_stopped_is_partial(tmp_path: Path) -> None:
         bring(source, tmp_path / "there", manifest=tmp_path / "staged" / "manifest.jsonl")
     found = staging_status(str(tmp_path / "there"))
     assert (found.state, found.files) == ("partial", 4)
+
+
+def test_a_staging_that_was_killed_before_its_first_file_is_partial(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    folder = Folder(tmp_path / "there")
+    claim = folder.claimed()
+    claim.__enter__()  # and nothing of what follows, as after kill -9
+    assert staging_status(str(tmp_path / "there")).state == "partial"
+    claim.__exit__(None, None, None)
+    assert staging_status(str(tmp_path / "there")).state == "empty"
+    write(tmp_path / "there", numbered(2))
+    with folder.claimed():
+        folder.reopen([])
+    assert staging_status(str(tmp_path / "there")).state == "partial"
+
+
+def test_names_that_no_staging_writes_are_counted_and_printed_on_one_line(tmp_path: Path) -> None:
+    bring(write(tmp_path / "set", numbered(3)), tmp_path / "there")
+    os.mkfifo(tmp_path / "there" / "pipe\nline")
+    Path(os.fsdecode(bytes(tmp_path / "there") + b"/caf\xe9.jpg")).write_bytes(b"123")
+    found = staging_status(str(tmp_path / "there"))
+    assert (found.state, found.files, found.unlisted, found.unstorable) == ("complete", 3, 0, 2)
+    done = CliRunner().invoke(app, ["status", str(tmp_path / "there")])
+    assert done.exit_code == 0
+    assert "2 files that cannot be staged, first 'caf\\udce9.jpg' is not UTF-8: rename or remove them" in done.output
 
 
 def test_files_without_a_manifest_are_unverified(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from maskfleet.system.files import replacing
 from maskfleet.system.lock import locked
 
 CHUNK_BYTES = 1 << 20
+_MAX_PATH_BYTES = 4095  # of Linux
 _MAX_KNOWN_PARENTS = 10_000
 _REMOVALS = 40
 _REMOVAL_PAUSE_S = 0.05
@@ -107,6 +108,15 @@ class Folder:
                 if self._journal is not None:
                     self._journal.close()
                 self._remove_parts()
+
+    def is_interrupted(self) -> bool:
+        """Whether a staging into it runs, or was killed."""
+        return self._parts.parent.exists() or any(journal.exists() for journal in self._journals())
+
+    def why_too_long(self, path: str) -> str | None:
+        """Why no file can have this name below the folder, or None."""
+        is_too_long = len(os.fsencode(self.root.absolute() / path)) > _MAX_PATH_BYTES
+        return f"makes a path of more than {_MAX_PATH_BYTES} bytes" if is_too_long else None
 
     def expect_space(self, need_bytes: int) -> None:
         """Raise before the first byte is copied if the file system has too little free space."""

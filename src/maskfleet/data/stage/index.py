@@ -154,6 +154,11 @@ class Index:
         ) LIMIT ?"""
         return [path for (path,) in self._db.execute(query, (limit,))]
 
+    def longest_paths(self, limit: int) -> list[str]:
+        """The source's longest paths in bytes, at most `limit`."""
+        query = "SELECT path FROM source ORDER BY length(CAST(path AS BLOB)) DESC, path LIMIT ?"
+        return [path for (path,) in self._db.execute(query, (limit,))]
+
     def unexpected_sizes(self, limit: int) -> list[tuple[str, int, int | None]]:
         """(path, bytes expected, bytes of the source or None) of files that differ, at most `limit`."""
         query = """SELECT path, expected.bytes, source.bytes FROM expected LEFT JOIN source USING (path)

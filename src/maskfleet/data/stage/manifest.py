@@ -79,6 +79,16 @@ def why_refused(item: Item) -> str | None:
     return None
 
 
+def accepted(items: Iterable[Item], refused: list[FileProblem]) -> Iterator[Item]:
+    """The items that can be stored as files; what is wrong with the others is added to `refused`."""
+    for item in items:
+        why = why_refused(item)
+        if why is None:
+            yield item
+        else:
+            refused.append(FileProblem(item.path, why))
+
+
 def is_own_file(path: str) -> bool:
     """Whether `path` is a file that staging itself writes; such files are never copied."""
     return path == MANIFEST or path.split("/")[0] == STATE_FOLDER

@@ -106,6 +106,15 @@ class Prefix:
         """S3 needs no lock: uploads of the same object replace each other completely."""
         yield
 
+    def is_interrupted(self) -> bool:
+        """Unknown in S3, where a staging leaves nothing but objects."""
+        return False
+
+    def why_too_long(self, path: str) -> str | None:
+        """Why no object can have this name below the prefix, or None."""
+        is_too_long = len(f"{self._prefix}{path}".encode()) > _MAX_KEY_BYTES
+        return f"makes an object name of more than {_MAX_KEY_BYTES} bytes" if is_too_long else None
+
     def expect_space(self, need_bytes: int) -> None:
         """A bucket has no size limit."""
 
@@ -121,8 +130,8 @@ class Prefix:
     def store(self, item: Item, chunks: Iterable[bytes]) -> tuple[str, str]:
         """Upload one file, in parts if it is large -> (etag, version)."""
         key = self._prefix + item.path
-        if len(key.encode()) > _MAX_KEY_BYTES:
-            raise FileProblem(item.path, f"makes an object name of more than {_MAX_KEY_BYTES} bytes")
+        if (why := self.why_too_long(item.path)) is not None:
+            raise FileProblem(item.path, why)
         with s3_errors(f"s3://{self._bucket}/{key}", "write"):
             if item.bytes <= PART_BYTES:
                 put = self._objects.put(self._bucket, key, b"".join(chunks))

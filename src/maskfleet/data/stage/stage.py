@@ -15,7 +15,7 @@ from maskfleet.data.stage.archives.shards import Sharded, add_index, store_index
 from maskfleet.data.stage.feed import Source, with_sources
 from maskfleet.data.stage.folder import Folder
 from maskfleet.data.stage.index import FileState, Index
-from maskfleet.data.stage.manifest import FileProblem, FileRecord, Item, records_of, why_refused
+from maskfleet.data.stage.manifest import FileProblem, FileRecord, Item, accepted, records_of, why_refused
 from maskfleet.data.stage.parallel import Result, Work, in_parallel, processes_for
 from maskfleet.data.stage.transfer import Location, Tally, check_file, copy_file
 from maskfleet.errors import DataError
@@ -79,6 +79,8 @@ def stage(
             _load_source(index, origin, None)
         index.load("present", _storable(target.items()))
         index.load("record", target.records())
+        if not check:
+            _expect_storable(index, target)
         job = _Job(origin, target, index, workers, progress)
         tally = _check_all(job, may_write=may_write) if check else _copy_incomplete(job)
         return _staged(job, tally)
@@ -179,7 +181,7 @@ def _expect_valid_locations(source: str, destination: str) -> None:
 
 def _load_source(index: Index, origin: Source, manifest: Path | None) -> None:
     refused: list[FileProblem] = []
-    index.load("source", _accepted(origin.items(), refused))
+    index.load("source", accepted(origin.items(), refused))
     refused += [FileProblem(path, "is both a file and a folder") for path in index.file_and_folder(_NAMED)]
     _raise_for(refused, f"some names in {origin.name} cannot be stored in a folder", "rename or remove them")
     if index.source_total()[0] == 0:
@@ -191,13 +193,15 @@ def _load_source(index: Index, origin: Source, manifest: Path | None) -> None:
     _expect_as_listed(index, origin, str(manifest) if manifest is not None else origin.manifest_name)
 
 
-def _accepted(items: Iterable[Item], refused: list[FileProblem]) -> Iterator[Item]:
-    for item in items:
-        why = why_refused(item)
-        if why is None:
-            yield item
-        else:
-            refused.append(FileProblem(item.path, why))
+def _expect_storable(index: Index, target: Location) -> None:
+    """Raise before the first byte is copied for names that are too long below the destination's own."""
+    refused = [
+        FileProblem(path, why)
+        for path in index.longest_paths(_NAMED + 1)
+        if (why := target.why_too_long(path)) is not None
+    ]
+    remedy = "rename them, give a shorter destination, or pack the images with --shards"
+    _raise_for(refused, f"some names are too long for {target.name}", remedy)
 
 
 def _storable(items: Iterable[Item]) -> Iterator[Item]:

@@ -10,6 +10,7 @@ from typing import Literal
 from maskfleet.data.files.shard_index import INDEX_NAME
 from maskfleet.data.stage.folder import Folder
 from maskfleet.data.stage.index import Index
+from maskfleet.data.stage.manifest import FileProblem, accepted
 from maskfleet.data.stage.transfer import Location
 from maskfleet.errors import DataError
 
@@ -32,8 +33,10 @@ class StagingStatus:
     changed: int  # listed, and there with another size or etag
     unlisted: int  # there, but not listed
     unlisted_bytes: int
+    unstorable: int  # there, but with a name or of a kind that staging never writes, as it could not be copied on
     is_sharded: bool
     examples: tuple[str, ...]  # some missing or changed files
+    unstorable_example: str  # one of `unstorable` and what is wrong with it; empty if there is none
 
 
 def staging_status(uri: str) -> StagingStatus:
@@ -41,13 +44,16 @@ def staging_status(uri: str) -> StagingStatus:
     with ExitStack() as stack:
         location = _location(uri, stack)
         index = stack.enter_context(closing(Index()))
-        index.load("present", location.items())
+        refused: list[FileProblem] = []
+        index.load("present", accepted(location.items(), refused))
         index.load("record", location.records())
         has_manifest = next(location.manifest(), None) is not None
         counts = index.compare_records()
         sharded = index.is_present(INDEX_NAME)
         listed = counts.matching + counts.missing + counts.changed
         state: State = "unverified" if counts.unlisted else "empty"
+        if location.is_interrupted():
+            state = "partial"
         if listed:
             is_complete = has_manifest and not counts.missing and not counts.changed
             state = "complete" if is_complete else "partial"
@@ -59,8 +65,10 @@ def staging_status(uri: str) -> StagingStatus:
             counts.changed,
             counts.unlisted,
             counts.unlisted_bytes,
+            len(refused),
             sharded,
             tuple(index.different_records(5)),
+            str(min(refused, key=lambda one: one.path)) if refused else "",
         )
 
 
