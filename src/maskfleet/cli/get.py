@@ -11,6 +11,7 @@ import typer
 from maskfleet.cli.console import err, out
 from maskfleet.cli.stage import transfer_progress
 from maskfleet.data.stage.manifest import size_text
+from maskfleet.system.signals import interrupt_on_signals
 
 
 def get(
@@ -39,7 +40,7 @@ def get(
     started_at = time.monotonic()
     source = archives or shown(mirror or wanted.addresses[0])
     err.print(f"Getting {name} from {source} -> {destination}", markup=False)
-    with transfer_progress("fetching") as report_progress:
+    with interrupt_on_signals(), transfer_progress("fetching") as report_progress:
         done = get_data_set(
             wanted, destination, origin=Origin(mirror, archives), test=test, workers=workers, progress=report_progress
         )

@@ -16,6 +16,7 @@ import typer
 from maskfleet.cli.console import err, out, print_raw
 from maskfleet.cli.options import JsonOption
 from maskfleet.data.stage.manifest import size_text
+from maskfleet.system.signals import interrupt_on_signals
 
 if TYPE_CHECKING:
     from maskfleet.data.stage.transfer import Tally
@@ -46,7 +47,7 @@ def stage(
 
     started_at = time.monotonic()
     err.print(f"{'Checking' if check else 'Staging'} {source} -> {destination}", markup=False)
-    with transfer_progress("checking" if check else "copying") as report_progress:
+    with interrupt_on_signals(), transfer_progress("checking" if check else "copying") as report_progress:
         done = stage_data(
             source,
             destination,
@@ -112,7 +113,7 @@ def preload(
     from maskfleet.log import duration_text
 
     started_at = time.monotonic()
-    with transfer_progress("loading") as report_progress:
+    with interrupt_on_signals(), transfer_progress("loading") as report_progress:
         done = load_files(folder, workers=workers, progress=report_progress)
     if done.file_system != LUSTRE:
         kind = done.file_system or "a file system of an unknown kind"

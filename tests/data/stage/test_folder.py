@@ -17,6 +17,7 @@ import pytest
 
 from maskfleet.data.stage import folder as stage_folder
 from maskfleet.data.stage.folder import Folder
+from maskfleet.data.stage.index import Index
 from maskfleet.data.stage.manifest import Item
 from maskfleet.data.stage.stage import Staged, stage
 from maskfleet.errors import DataError
@@ -102,6 +103,29 @@ def test_links_are_followed_and_one_without_end_is_named(source: Path, tmp_path:
     (source / "train2017" / "loop").symlink_to(source)
     with pytest.raises(DataError, match="'train2017/loop' is not a regular file"):
         bring(source, tmp_path / "again")
+
+
+@pytest.mark.parametrize("is_index", [True, False])
+def test_a_full_temporary_folder_is_named_with_what_to_do(
+    is_index: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Index.__init__
+
+    def small(self: Index) -> None:
+        real(self)
+        self._db.execute("PRAGMA max_page_count = 20")
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Index, "__init__", small) if is_index else monkeypatch.setattr("tempfile.TemporaryFile", full)
+    (tmp_path / "set").mkdir()
+    for number in range(700):
+        (tmp_path / "set" / f"{number:0200d}.jpg").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"temporary folder .* is full") as caught:
+        stage(str(tmp_path / "set"), str(tmp_path / "there"), shard_bytes=1000, progress=lambda tally: None)
+    assert "TMPDIR" in caught.value.remedy
+    assert not (tmp_path / "there" / ".maskfleet-stage" / "partial").exists()
 
 
 def test_a_path_too_long_for_the_destination_is_refused_before_anything_is_copied(tmp_path: Path) -> None:

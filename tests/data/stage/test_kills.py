@@ -72,6 +72,50 @@ def test_ten_kills_leave_every_byte_right_and_nothing_is_copied_twice(tmp_path: 
         assert files_in(there) == files
 
 
+def processes_of(session: int) -> set[int]:
+    """The processes of a session."""
+    found = set()
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.add(int(status.parent.name))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_staging_that_is_told_to_stop_ends_all_its_processes_and_leaves_nothing_half(
+    tmp_path: Path, packed: bool, number: signal.Signals
+) -> None:
+    files, there = many(3000, 10_000), tmp_path / "there"
+    source = write(tmp_path / "set", files)
+    if packed:
+        source = tar_of(source, tmp_path / "set.tar.gz")
+    process = subprocess.Popen(
+        command(source, there), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
+    state = there / ".maskfleet-stage"
+    while process.poll() is None and not any(path.stat().st_size for path in state.glob("journal*.jsonl")):
+        time.sleep(0.005)
+    assert process.poll() is None
+    process.send_signal(number)
+    _, shown = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, shown
+    assert b"Traceback" not in shown
+    deadline = time.monotonic() + 60
+    while left := processes_of(process.pid):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+    assert not (state / "partial").exists()
+    assert not (there / "manifest.jsonl").exists()
+    assert all(files[path] == content for path, content in files_in(there).items())
+    assert 0 < bring(source, there).files_copied < len(files)
+
+
 def journaled(there: Path) -> list[str]:
     import json
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,24 @@ def test_every_file_is_read_and_counted(folder: Path, monkeypatch: pytest.Monkey
     assert sorted(read) == sorted(path for path in folder.rglob("*.jpg"))
     assert seen[-1] == (40, total)
     assert seen == sorted(seen)
+
+
+def test_what_waits_is_dropped_when_it_is_interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, may_go_on = list[Path](), threading.Event()
+
+    def touch(path: Path) -> None:
+        read.append(path)
+        if len(read) > 1:
+            assert may_go_on.wait(60)
+
+    def interrupt(tally: Tally) -> None:
+        threading.Timer(0.2, may_go_on.set).start()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_touch", touch)
+    with pytest.raises(KeyboardInterrupt):
+        preload(folder, workers=2, progress=interrupt, kind_of=lambda path: "lustre")
+    assert len(read) <= 3  # what was read, and what both threads were at
 
 
 def test_other_file_systems_are_left_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from maskfleet.data.get.archive import Archive, ByteSource, LocalFile, Member, S
 from maskfleet.data.get.catalogue import ArchiveFacts, DataSet
 from maskfleet.data.get.destination import Destination, destination_at
 from maskfleet.data.get.unpack import ArchiveStream, WholeDigest, unpacked
-from maskfleet.data.stage.index import Index
+from maskfleet.data.stage.index import Index, temporary_folder_errors
 from maskfleet.data.stage.manifest import FileProblem, FileRecord, Item, why_refused
 from maskfleet.data.stage.member_names import MemberNames
 from maskfleet.data.stage.stage import Staged
@@ -65,7 +65,12 @@ def get_data_set(
     an archive when all of it was fetched in one run. `test` adds the archives that are optional.
     """
     facts = [archive for archive in data_set.archives if test or not archive.optional]
-    with closing(destination_at(destination, workers=workers)) as target, target.claimed(), closing(Index()) as index:
+    with (
+        temporary_folder_errors(),
+        closing(destination_at(destination, workers=workers)) as target,
+        target.claimed(),
+        closing(Index()) as index,
+    ):
         archives = _opened(data_set, facts, origin)
         _pin(target, archives)
         index.load("source", (Item(one.path, one.bytes) for archive in archives for one in archive.members))

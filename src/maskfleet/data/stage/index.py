@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
+import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from maskfleet.data.stage.manifest import FileRecord, Item
+from maskfleet.errors import DataError
 
 _PAGE = 1000
 _CACHE_KIB = 16_384
@@ -18,6 +22,7 @@ _TABLES: dict[str, type[Item] | type[FileRecord]] = {
     "expected": FileRecord,
     "record": FileRecord,
 }
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 Table = Literal["source", "present", "expected", "record"]
 _JOINED = "source LEFT JOIN present USING (path) LEFT JOIN expected USING (path) LEFT JOIN record USING (path)"
 # A file is complete if its record matches the source's current file, and the destination still has that file.
@@ -31,6 +36,28 @@ _COMPLETE = """(
 _COLUMNS = """source.path, source.bytes, source.etag, source.mtime_ns, source.position,
   present.bytes, present.etag, expected.sha256,
   record.bytes, record.sha256, record.etag, record.version, record.mtime_ns"""
+
+
+@contextmanager
+def temporary_folder_errors() -> Iterator[None]:
+    """Turn a full temporary folder, where the index and lists of shards are, into an error for the user."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _FULL:
+            raise
+        raise _full() from error
+    except OSError as error:  # of other folders they are DataErrors by now
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise _full() from error
+
+
+def _full() -> DataError:
+    return DataError(
+        f"the temporary folder {tempfile.gettempdir()} is full",
+        remedy="free space in it, or set TMPDIR to a folder with more; then run the same command again",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,18 +53,22 @@ def preload(
     problems: list[str] = []
     with ThreadPoolExecutor(workers) as pool:
         left, running = iter(items), dict[Future[None], Item]()
-        while True:
-            queue = islice(left, QUEUED * workers - len(running))
-            running |= {pool.submit(_touch, folder / item.path): item for item in queue}
-            if not running:
-                break
-            for one in wait(running, TICK_S, FIRST_COMPLETED).done:
-                item, error = running.pop(one), one.exception()
-                if error is not None:
-                    problems.append(f"{item.path}: {error}")
-                tally.files_done += 1
-                tally.add_bytes(item.bytes)
-            progress(tally)
+        try:
+            while True:
+                queue = islice(left, QUEUED * workers - len(running))
+                running |= {pool.submit(_touch, folder / item.path): item for item in queue}
+                if not running:
+                    break
+                for one in wait(running, TICK_S, FIRST_COMPLETED).done:
+                    item, error = running.pop(one), one.exception()
+                    if error is not None:
+                        problems.append(f"{item.path}: {error}")
+                    tally.files_done += 1
+                    tally.add_bytes(item.bytes)
+                progress(tally)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     if problems:
         listed = "\n".join(f"  {line}" for line in problems[:10])
         raise DataError(

@@ -14,7 +14,7 @@ from maskfleet.data.stage.archives.open import open_archive
 from maskfleet.data.stage.archives.shards import Sharded, add_index, store_index
 from maskfleet.data.stage.feed import Source, with_sources
 from maskfleet.data.stage.folder import Folder
-from maskfleet.data.stage.index import FileState, Index
+from maskfleet.data.stage.index import FileState, Index, temporary_folder_errors
 from maskfleet.data.stage.manifest import FileProblem, FileRecord, Item, accepted, records_of, why_refused
 from maskfleet.data.stage.parallel import Result, Work, in_parallel, processes_for
 from maskfleet.data.stage.transfer import Location, Tally, check_file, copy_file
@@ -67,7 +67,7 @@ def stage(
     if check and not _is_s3(destination) and not Path(destination).is_dir():
         raise DataError(f"{destination} does not exist", remedy="stage it first: the same command without --check")
     may_write = not check or _is_s3(destination) or os.access(destination, os.W_OK)
-    with ExitStack() as stack:
+    with temporary_folder_errors(), ExitStack() as stack:
         origin, target = _source(source, workers, stack), _location(destination, workers, stack)
         if may_write:
             stack.enter_context(target.claimed())
