@@ -43,15 +43,15 @@ def test_every_file_is_read_and_counted(folder: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_waits_is_dropped_when_it_is_interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, may_go_on = list[Path](), threading.Event()
+    read, may_finish = list[Path](), threading.Event()
 
     def touch(path: Path) -> None:
         read.append(path)
         if len(read) > 1:
-            assert may_go_on.wait(60)
+            assert may_finish.wait(60)
 
     def interrupt(tally: Tally) -> None:
-        threading.Timer(0.2, may_go_on.set).start()
+        threading.Timer(0.2, may_finish.set).start()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "_touch", touch)
