@@ -24,6 +24,7 @@ PACKAGES = f"usr/local/lib/{PYTHON}/dist-packages"
 # buildah copies itself into memory before it does anything; on a busy kernel sealing that copy fails now and then.
 NOT_STARTED = "sealing memfd copy: Device or resource busy"
 STARTS = 5
+PRINTED = "tmp/.printed"
 NO_NETWORK = re.compile(
     r"Temporary failure resolving|Could not (?:resolve|connect)|Failed to fetch|Connection timed out"
 )
@@ -65,9 +66,13 @@ class ImageStore:
         return name, Path(self.done("buildah", "mount", name))
 
     def inside(self, container: str, *argv: str, **env: str) -> str:
-        """What a command prints that runs in `container` as the user of its image."""
+        """What a command prints that runs in `container` as the user of its image.
+
+        By a file, because buildah may lose what a command prints right before it ends, on a busy machine.
+        """
         options = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
-        return self.done("buildah", "run", *options, container, "--", *argv)
+        self.done("buildah", "run", *options, container, "--", "sh", "-c", f'"$@" > /{PRINTED}', "sh", *argv)
+        return (Path(self.done("buildah", "mount", container)) / PRINTED).read_text().strip()
 
 
 def image_store(folder: Path) -> ImageStore:

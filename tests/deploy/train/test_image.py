@@ -274,8 +274,11 @@ def test_the_efa_installer_runs_only_with_its_checksum_and_must_bring_the_plugin
     code, said = build("wrong", INSTALLER, "0" * 64)
     assert code != 0
     assert "computed checksum did NOT match" in said
-    code, said = build("plain", INSTALLER)
-    assert code != 0
+    for attempt in range(5):  # buildah may lose what a step prints right before it ends, on a busy machine
+        code, said = build(f"plain-{attempt}", INSTALLER)
+        assert code != 0
+        if "has no aws-ofi-nccl for this base image" in said:
+            break
     assert "has no aws-ofi-nccl for this base image" in said
     code, said = build("efa", INSTALLER + PLUGIN)
     assert code == 0, said[-4000:]
