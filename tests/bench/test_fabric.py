@@ -35,7 +35,7 @@ def test_two_ranks_measure_each_size_and_rank_0_prints_it(tmp_path: Path) -> Non
         return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     processes = [rank(number) for number in range(2)]
-    outputs = [process.communicate(timeout=240) for process in processes]
+    outputs = [process.communicate(timeout=900) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert outputs[1][0] == ""
     test = FabricTest()

@@ -213,7 +213,7 @@ def test_recordings_made_ahead_serve_the_first_batch(model: MaskRCNN) -> None:
 def test_canvases_are_recorded_side_by_side_where_memory_allows(
     model: MaskRCNN, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=600)
 
     def capture(work: Work) -> Work:
         both.wait()  # fails if the other canvas is recorded only after this one

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from maskfleet.config.base import replaced
 from maskfleet.config.load import write_run_file
 from maskfleet.config.run import RunConfig
 from maskfleet.model.weights.checkpoint import CheckpointFolder
@@ -71,6 +72,19 @@ def finish(run_dir: Path, ranks: int = 1) -> str:
     output, _ = process.communicate(timeout=LONG_S)
     assert process.returncode == 0, output
     return output
+
+
+def ends_like_one_left_alone(stopped: Path, config: RunConfig, left_alone: Path) -> None:
+    """Check that a run of `config` that was stopped continues with the same bits: train three steps more and compare.
+
+    Runs that are to be stopped last for thousands of steps: on a busy machine a signal may come late.
+    """
+    last = CheckpointFolder(stopped / "checkpoints").steps()[-1]
+    for run_dir in (stopped, left_alone):
+        finish(prepared(run_dir, replaced(config, {"train.steps": last + 3})))
+    assert losses(stopped)[-1]["step"] == last + 3
+    assert losses(stopped) == losses(left_alone)
+    assert same_weights(stopped, left_alone)
 
 
 def copy_of_first_checkpoint(finished: Path, target: Path) -> Path:

@@ -15,7 +15,7 @@ from maskfleet.training.background import children as module
 from maskfleet.training.background.child import CompileJob
 from maskfleet.training.background.children import Children
 
-LONG_S = 120.0
+LONG_S = 900.0
 
 
 def job(width: int = 64) -> CompileJob:

@@ -217,6 +217,7 @@ def test_whatever_fails_the_run_stays_eager_with_one_warning(
 def test_a_switch_that_hangs_is_ended_by_the_watchdog(batches: list[Batch], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "POLL_S", 0.02)
     monkeypatch.setattr(watchdog, "ANSWER_S", 0.3)
+    monkeypatch.setattr(watchdog, "STORE_S", LONG_S)
     monkeypatch.setattr(watchdog, "EXIT_S", LONG_S)
     aborted = threading.Event()
     dog = Watchdog(dist.HashStore(), 0, ["oak", "elm"], timeout_s=0.1, abort=aborted.set)

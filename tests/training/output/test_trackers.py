@@ -185,6 +185,8 @@ def python(code: str, folder: Path, **environment: str) -> str:
 KILLED_RUN = """
 import os, time
 from pathlib import Path
+from maskfleet.training.output.trackers import background
+background.CLOSE_S = {close_s}
 from maskfleet.config.recipes import recipe
 from maskfleet.config.base import replaced
 from maskfleet.training.output.measurement import Measurement
@@ -196,10 +198,12 @@ for step in range({first}, {last} + 1):
     for sink in sinks:
         sink.write(Measurement(step, 1700000000.0 + step, values))
 if {killed}:
-    [sink] = sinks
-    while sink._queue.qsize():
-        time.sleep(0.01)
-    time.sleep(2.5)  # the last one is being sent, and W&B writes its file every second
+    def keeps_last_step():  # as a record of W&B's, or a line of MLflow's
+        files = [*Path().glob("run/wandb/offline*/*.wandb"), *Path().glob("mlruns/*/*/metrics/mAP_bbox/IoU*0.95")]
+        return any(b"\\x030.2" in file.read_bytes() or b" 0.05 5\\n" in file.read_bytes() for file in files)
+
+    while not keeps_last_step():
+        time.sleep(0.1)
     os._exit(0)
 for sink in sinks:
     sink.close()
@@ -220,8 +224,8 @@ print(json.dumps([steps, run.info.status, run.data.params, run.info.run_name, ru
 @pytest.mark.slow
 def test_mlflow_has_every_step_once_after_a_kill(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    python(KILLED_RUN.format(field="mlflow", first=1, last=5, killed=True), tmp_path, **FILE_STORE)
-    python(KILLED_RUN.format(field="mlflow", first=4, last=8, killed=False), tmp_path, **FILE_STORE)
+    python(KILLED_RUN.format(field="mlflow", first=1, last=5, killed=True, close_s=600.0), tmp_path, **FILE_STORE)
+    python(KILLED_RUN.format(field="mlflow", first=4, last=8, killed=False, close_s=600.0), tmp_path, **FILE_STORE)
     steps, status, parameters, name, metrics = json.loads(python(READ_MLFLOW, tmp_path, **FILE_STORE).splitlines()[-1])
     assert steps == {"total_cost": [*range(1, 9)], "mAP_bbox/IoU_0.5_0.95": [*range(1, 9)]}
     assert (status, name) == ("FINISHED", "run")
@@ -263,8 +267,12 @@ print(json.dumps([rows, sorted(ids)]))
 @pytest.mark.slow
 def test_wandb_has_every_step_once_after_a_kill(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    python(KILLED_RUN.format(field="wandb", first=1, last=5, killed=True), tmp_path, WANDB_MODE="offline")
-    python(KILLED_RUN.format(field="wandb", first=4, last=8, killed=False), tmp_path, WANDB_MODE="offline")
+    python(
+        KILLED_RUN.format(field="wandb", first=1, last=5, killed=True, close_s=600.0), tmp_path, WANDB_MODE="offline"
+    )
+    python(
+        KILLED_RUN.format(field="wandb", first=4, last=8, killed=False, close_s=600.0), tmp_path, WANDB_MODE="offline"
+    )
     files = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
     assert len(files) == 2
     records = [record.hex() for file in files for record in wandb_records(file)]
@@ -292,9 +300,11 @@ def test_without_a_service_there_is_one_warning(
     tmp_path: Path, field: str, environment: dict[str, Any], reason: str
 ) -> None:
     (tmp_path / "run").mkdir()
-    # A tenth of the usual time to wait at the end: nothing will answer.
-    code = "from maskfleet.training.output.trackers import background\nbackground.CLOSE_S = 3.0\n"
-    said = python(code + KILLED_RUN.format(field=field, first=1, last=3, killed=False), tmp_path, **environment)
+    # Where nothing will answer, less time than usual to wait for it at the end.
+    close_s = 600.0 if reason else 3.0
+    said = python(
+        KILLED_RUN.format(field=field, first=1, last=3, killed=False, close_s=close_s), tmp_path, **environment
+    )
     assert said.count("does not get all metrics") == 1
     assert reason in said
     assert "Traceback" not in said
