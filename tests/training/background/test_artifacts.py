@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from maskfleet.cli.main import app
 from maskfleet.errors import MaskfleetError
-from maskfleet.training.background import save
+from maskfleet.training.background import artifacts, save
 from maskfleet.training.background.artifacts import (
     CompiledCanvas,
     Target,
@@ -114,6 +115,26 @@ def test_cache_save_compiles_what_the_run_compiles(tmp_path: Path, monkeypatch: 
     assert result.exit_code == 0, result.output
     assert read_header(tmp_path / "file").canvases == ((64, 96), (64, 64))
     assert (tmp_path / "file").read_bytes().endswith(b"9664")
+
+
+def test_cache_save_that_cannot_write_is_an_error_although_an_older_file_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    write_artifacts(file, Target.of(CPU), [CompiledCanvas((1, 8), b"older")])
+    capacity = {"objects": 4, "crowds": 0, "edges": 16, "parts": 1}
+    record_jobs(tmp_path, [CompileJob({}, 2, (64, 96), capacity, True, "fp32", "cpu", False)])
+    text = "import sys; open(sys.argv[2], 'w').close()"
+    monkeypatch.setattr(save, "Children", partial(Children, command=(sys.executable, "-S", "-c", text)))
+
+    def full(path: Path, content: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(artifacts, "write_atomically", full)
+    result = CliRunner().invoke(app, ["cache", "save", str(tmp_path), str(file)])
+    assert isinstance(result.exception, MaskfleetError)
+    assert result.exception.what == f"cannot write {file}: No space left on device"
+    assert read_header(file).canvases == ((1, 8),)
 
 
 def test_cache_save_of_a_run_that_compiled_nothing_is_an_error(tmp_path: Path) -> None:

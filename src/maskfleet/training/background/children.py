@@ -83,6 +83,11 @@ class Children:
             self.save_to = None
         return done, self._failure
 
+    def write(self, path: Path) -> None:
+        """Write what was compiled to `path`, once all is done."""
+        parts = [CompiledCanvas(job.canvas, self._file(n, "artifacts").read_bytes()) for n, job in enumerate(self.jobs)]
+        write_artifacts(path, Target.of(torch.device(self.jobs[0].device)), parts)
+
     def stop(self) -> None:
         """Kill the children that still run, with the compiler processes they started."""
         self._waiting.clear()
@@ -94,10 +99,7 @@ class Children:
     def _save(self, path: Path) -> None:
         """Leave what was compiled for other hosts; the run does not depend on it."""
         try:
-            parts = [
-                CompiledCanvas(job.canvas, self._file(n, "artifacts").read_bytes()) for n, job in enumerate(self.jobs)
-            ]
-            write_artifacts(path, Target.of(torch.device(self.jobs[0].device)), parts)
+            self.write(path)
         except OSError as error:
             logger.warning("compiled code is not saved to %s: %s", path, error.strerror)
 

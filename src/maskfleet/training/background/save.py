@@ -24,19 +24,29 @@ def record_jobs(run_dir: Path, jobs: Sequence[CompileJob]) -> None:
 
 def save_compiled(run_dir: Path, file: Path) -> Header:
     """Compile what the run in `run_dir` compiles, mostly from the cache, and write it to `file`."""
-    children = Children(_recorded_jobs(run_dir), save_to=file)
+    children = Children(_recorded_jobs(run_dir))
     try:
         done, failure = children.poll()
         while not done and not failure:
             time.sleep(POLL_S)
             done, failure = children.poll()
+        if failure:
+            raise MaskfleetError(
+                f"the step cannot be compiled {failure}", remedy="run the same command where the run has trained"
+            )
+        _write(children, file)
     finally:
         children.stop()
-    if failure:
-        raise MaskfleetError(
-            f"the step cannot be compiled {failure}", remedy="run the same command where the run has trained"
-        )
     return read_header(file)
+
+
+def _write(children: Children, file: Path) -> None:
+    try:
+        children.write(file)
+    except OSError as error:
+        raise MaskfleetError(
+            f"cannot write {file}: {error.strerror or error}", remedy="free disk space, or give another file"
+        ) from error
 
 
 def _recorded_jobs(run_dir: Path) -> list[CompileJob]:
