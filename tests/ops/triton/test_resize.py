@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import Tensor
 
+from maskfleet.data.pipeline import device_resize
 from maskfleet.data.pipeline.device_resize import BatchGeometry, resize_on_device
 
 CANVAS = (96, 300)  # wider than the columns of one program
@@ -43,6 +47,30 @@ def test_kernel_gives_the_pixels_of_plain_torch(kernel_device: str) -> None:
     for image, (height, width) in enumerate(sizes.tolist()):
         assert found[image, :, height:].sum() == found[image, :, :, width:].sum() == 0
     assert found[0, :, :77, :290].float().std() > 30  # it is not empty
+
+
+def test_the_kernel_is_launched_on_the_gpu_of_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may have models on two GPUs; the one that was made last is current."""
+    pytest.importorskip("triton")
+    current, launched_on = list[torch.device](), list[torch.device]()
+
+    @contextmanager
+    def device(chosen: torch.device) -> Iterator[None]:
+        current.append(chosen)
+        yield
+        current.pop()
+
+    def resize(pixels: Tensor, *geometry: Tensor, canvas: tuple[int, int]) -> Tensor:
+        launched_on.extend(current)
+        return pixels
+
+    monkeypatch.setattr(device_resize, "kernels_for", lambda tensor: True)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr("maskfleet.ops.triton.resize.resize", resize)
+    sizes, geometry = geometry_of_three_images()
+    pixels = torch.zeros(3, 3, 48, 64, dtype=torch.uint8)
+    resize_on_device(pixels, sizes, geometry)
+    assert launched_on == [pixels.device]
 
 
 @pytest.mark.slow

@@ -41,7 +41,9 @@ def resize_on_device(pixels: Tensor, sizes: Tensor, geometry: BatchGeometry) -> 
         from maskfleet.ops.triton.resize import resize
 
         moves = (geometry.source, geometry.resized, geometry.offset, geometry.flip)
-        return resize(pixels, sizes, *moves, canvas=geometry.canvas)
+        # Triton launches kernels on the current GPU, which is another one if a program has models on several.
+        with torch.cuda.device(pixels.device):
+            return resize(pixels, sizes, *moves, canvas=geometry.canvas)
     height, width = geometry.canvas
     rows = torch.arange(height, device=pixels.device)[None]  # [1, H]
     columns = torch.arange(width, device=pixels.device)[None]  # [1, W]
