@@ -38,6 +38,27 @@ def test_launchers_say_who_a_process_is() -> None:
     assert worker_from_env({}).is_chief
 
 
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"RANK": ""}, "RANK is '' in the environment, not a number"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two' in the environment, not a number"),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1' in the environment, not a number"),
+        ({"RANK": "2"}, "RANK is 2, but WORLD_SIZE is 2"),
+    ],
+)
+def test_a_rank_that_cannot_be_is_an_error(changed: dict[str, str], what: str) -> None:
+    with pytest.raises(TrainingError) as caught:
+        worker_from_env({"RANK": "1", "WORLD_SIZE": "2", **changed})
+    assert caught.value.what == what
+    assert "unset RANK and WORLD_SIZE" in caught.value.remedy
+
+
+def test_a_port_that_is_no_number_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="MASTER_PORT is 'http' in the environment, not a number"):
+        open_store(Worker(0, 2, 0, 2), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "http"}, tmp_path)
+
+
 def test_ranks_on_several_machines_must_be_told_where_to_meet(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="have no rendezvous address") as caught:
         open_store(Worker(0, 4, 0, 2), {}, tmp_path)

@@ -32,6 +32,7 @@ from maskfleet.training.step.memory import is_full_memory
 
 STORE_FOLDER = ".store"
 _LENGTH_BYTES = 8
+_LAUNCHERS = "launchers such as torchrun set these variables; to train as a single rank, unset RANK and WORLD_SIZE"
 _LOST_CONNECTION = re.compile(r"gloo|NCCL|connection|peer|socket", re.IGNORECASE)
 
 
@@ -56,9 +57,19 @@ def worker_from_env(env: Mapping[str, str]) -> Worker:
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ):
         if names[0] in env and names[1] in env:
-            rank, world_size = int(env[names[0]]), int(env[names[1]])
-            return Worker(rank, world_size, int(env.get(names[2], rank)), int(env.get(names[3], world_size)))
+            rank, world_size = _number(env, names[0]), _number(env, names[1])
+            if rank >= world_size:
+                raise TrainingError(f"{names[0]} is {rank}, but {names[1]} is {world_size}", remedy=_LAUNCHERS)
+            local_rank = _number(env, names[2]) if names[2] in env else rank
+            local_world_size = _number(env, names[3]) if names[3] in env else world_size
+            return Worker(rank, world_size, local_rank, local_world_size)
     return Worker()
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    if not re.fullmatch("[0-9]{1,9}", env[name]):
+        raise TrainingError(f"{name} is {env[name]!r} in the environment, not a number", remedy=_LAUNCHERS)
+    return int(env[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +169,7 @@ def _file_store(path: Path, worker: Worker) -> Store:
 
 def _tcp_store(worker: Worker, env: Mapping[str, str], timeouts: Timeouts) -> Store:
     """A store on the port of rank 0, which listens on the one address that the other ranks use."""
-    name, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
+    name, port = env["MASTER_ADDR"], _number(env, "MASTER_PORT")
     serves = worker.is_chief and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # torchrun serves the store itself
     descriptor = None
     if serves:
