@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from typing import Any
 
 import pytest
-from small_stack import StubbedAws
+from small_stack import Screen, StubbedAws
 
 from maskfleet.errors import InfraError
-from maskfleet.infra.cloudformation.checks import check, check_region
-from maskfleet.infra.cloudformation.client import Aws
+from maskfleet.infra.cloudformation.checks import check, check_new, check_region
+from maskfleet.infra.cloudformation.client import Aws, LiveStack
+from maskfleet.infra.cloudformation.diagnose import remedy_for
+from maskfleet.infra.cloudformation.kinds.ec2 import EC2, Ec2Cluster
 from maskfleet.infra.cloudformation.kinds.kind import InstanceNeed, Needs
+from maskfleet.infra.cloudformation.plan import propose
 
 GPU = InstanceNeed("worker_instance_type", "p5.48xlarge", 2)
 HEAD = InstanceNeed("head_instance_type", "m6i.xlarge", 1)
@@ -200,3 +205,81 @@ def test_a_region_that_does_not_exist() -> None:
     with pytest.raises(InfraError, match="there is no AWS region 'us-wset-2'") as caught:
         check_region(Aws("us-wset-2"))
     assert caught.value.remedy.startswith("did you mean us-west-2?")
+
+
+VPC, SUBNET = "vpc-0123456789abcdef0", "subnet-0123456789abcdef0"
+FILES, TARGET, NFS = "fs-0123456789abcdef0", "fsmt-0123456789abcdef0", "sg-0123456789abcdef0"
+
+
+def has_mount_target(aws: StubbedAws, zone: str | None = None, *, groups: list[str] | None = None) -> None:
+    facts = {"FileSystemId": FILES, "SubnetId": SUBNET, "LifeCycleState": "available", "VpcId": VPC}
+    found = [] if zone is None else [{**facts, "MountTargetId": TARGET, "AvailabilityZoneName": zone}]
+    aws.answer("efs", "describe_mount_targets", {"MountTargets": found}, FileSystemId=FILES)
+    if groups is not None:
+        answer = {"SecurityGroups": groups}
+        aws.answer("efs", "describe_mount_target_security_groups", answer, MountTargetId=TARGET)
+
+
+def existing_efs(aws: StubbedAws, group: str | None = None) -> list[str]:
+    row = {"SubnetId": SUBNET, "VpcId": VPC, "AvailabilityZone": "us-east-1a"}
+    aws.answer("ec2", "describe_subnets", {"Subnets": [row]})
+    subnets = {"private_subnet_id": SUBNET}
+    return check_new(aws, Needs(vpc=VPC, subnets=subnets, efs=FILES, efs_security_group=group))
+
+
+def test_an_existing_file_system_without_a_mount_target_in_the_zone(stubbed: StubbedAws) -> None:
+    has_mount_target(stubbed, "us-east-1b")
+    assert existing_efs(stubbed) == []
+    has_mount_target(stubbed)
+    with pytest.raises(InfraError, match=f"{FILES} has no mount target in us-east-1a") as caught:
+        existing_efs(stubbed, group=NFS)
+    assert caught.value.remedy == "remove that setting: the stack then creates a mount target"
+
+
+def test_an_existing_mount_target_in_the_zone_needs_its_security_group(stubbed: StubbedAws) -> None:
+    """EFS refuses a second one there, after the stack has made its network."""
+    has_mount_target(stubbed, "us-east-1a", groups=[NFS])
+    assert existing_efs(stubbed, group=NFS) == []
+    for group, wrong in ((None, ""), ("sg-00000000", ", not sg-00000000")):
+        has_mount_target(stubbed, "us-east-1a", groups=[NFS])
+        with pytest.raises(InfraError) as caught:
+            existing_efs(stubbed, group=group)
+        assert caught.value.what.endswith(f"has a mount target in us-east-1a with the security group {NFS}{wrong}")
+        assert caught.value.remedy.startswith(f"set efs_security_group_id to {NFS}: ")
+
+
+def test_an_existing_file_system_of_another_vpc_or_none_at_all(stubbed: StubbedAws) -> None:
+    has_mount_target(stubbed, "us-east-1a")
+    with pytest.raises(InfraError, match=f"has its mount targets in {VPC}, and can have them in one VPC only"):
+        check_new(stubbed, Needs(efs=FILES))
+    stubbed.refuse("efs", "describe_mount_targets", "FileSystemNotFound", "File system does not exist.")
+    with pytest.raises(InfraError, match=f"efs_id: there is no file system {FILES} in us-east-1"):
+        check_new(stubbed, Needs(efs=FILES))
+    stubbed.refuse("efs", "describe_mount_targets", "AccessDeniedException", "not authorized")
+    (note,) = check_new(stubbed, Needs(efs=FILES))
+    assert note.startswith("not checked: ")
+    assert "elasticfilesystem:DescribeMountTargets" in note
+
+
+def test_only_a_new_stack_has_its_file_system_checked(stubbed: StubbedAws, screen: Screen) -> None:
+    """Later the mount target in the zone is the stack's own."""
+    config = Ec2Cluster(name="fleet", s3_bucket="data", key_name="me", efs_id=FILES)
+    session = dataclasses.replace(screen.session(aws=stubbed), kind=EC2, config=config)
+    has_mount_target(stubbed, "us-east-1a")
+    with pytest.raises(InfraError, match="in one VPC only"):
+        propose(session, None)
+    stubbed.refuse("cloudformation", "create_change_set", "ValidationError", "No updates are to be performed.")
+    assert propose(session, LiveStack("arn", "fleet", "CREATE_COMPLETE")) is None
+
+
+def test_remedies_name_settings_that_exist() -> None:
+    for reason in (
+        "mount target already exists in this AZ (Service: Efs, Status Code: 409)",
+        "The image id '[ami-1]' does not exist",
+        "We currently do not have sufficient p5.48xlarge capacity in the Availability Zone you requested",
+    ):
+        remedy = remedy_for(reason)
+        assert remedy is not None
+        named = set(re.findall(r"[a-z]+(?:_[a-z]+)+", remedy))
+        assert named, remedy
+        assert named <= set(EC2.fields)

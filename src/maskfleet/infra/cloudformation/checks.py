@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from maskfleet.config.fields import nearest
 from maskfleet.errors import InfraError
@@ -31,8 +31,17 @@ def check(aws: Aws, needs: Needs) -> list[str]:
     """Raise an error for what the account or the region lacks; notes about what could not be checked."""
     check_region(aws)
     check_identity(aws)
+    return _notes_of(aws, needs, (_offered, _quotas, _key, _bucket))
+
+
+def check_new(aws: Aws, needs: Needs) -> list[str]:
+    """The same about what a stack changes itself, so that it is checked only before the stack exists."""
+    return _notes_of(aws, needs, (_efs,))
+
+
+def _notes_of(aws: Aws, needs: Needs, parts: Sequence[Callable[[Aws, Needs], None]]) -> list[str]:
     notes: list[str] = []
-    for part in (_offered, _quotas, _key, _bucket):
+    for part in parts:
         try:
             part(aws, needs)
         except InfraError as error:
@@ -210,3 +219,39 @@ def _bucket(aws: Aws, needs: Needs) -> None:
             f"there is no bucket {needs.bucket}",
             remedy=f"create it (aws s3 mb s3://{needs.bucket}), or name one that exists",
         ) from error
+
+
+def _efs(aws: Aws, needs: Needs) -> None:
+    """Raise an error unless nodes can mount an existing file system by the mount target that it has or gets."""
+    if needs.efs is None:
+        return
+    try:
+        targets = aws.call("efs", "describe_mount_targets", FileSystemId=needs.efs)["MountTargets"]
+    except InfraError as error:
+        if aws_code(error) != "FileSystemNotFound":
+            raise
+        raise InfraError(
+            f"efs_id: there is no file system {needs.efs} in {aws.region}", remedy="name one that exists there"
+        ) from error
+    elsewhere = sorted({one["VpcId"] for one in targets} - {needs.vpc})
+    if elsewhere:
+        raise InfraError(
+            f"efs_id: {needs.efs} has its mount targets in {elsewhere[0]}, and can have them in one VPC only",
+            remedy=f"set vpc_id to {elsewhere[0]} and the subnets to its own, or delete those mount targets",
+        )
+    zone, given = _zone(aws, needs), needs.efs_security_group
+    here = next((one["MountTargetId"] for one in targets if one.get("AvailabilityZoneName") == zone), None)
+    if here is None and given is not None:
+        raise InfraError(
+            f"efs_security_group_id: {needs.efs} has no mount target in {zone}",
+            remedy="remove that setting: the stack then creates a mount target",
+        )
+    if here is None:
+        return
+    groups = aws.call("efs", "describe_mount_target_security_groups", MountTargetId=here)["SecurityGroups"]
+    if given not in groups:
+        raise InfraError(
+            f"efs_security_group_id: {needs.efs} has a mount target in {zone} with the security group"
+            f" {' and '.join(groups)}{f', not {given}' if given is not None else ''}",
+            remedy=f"set efs_security_group_id to {groups[0]}: the nodes then use that mount target",
+        )

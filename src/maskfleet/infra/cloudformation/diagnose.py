@@ -14,7 +14,7 @@ _KNOWN = (
     (
         r"InsufficientInstanceCapacity|insufficient capacity|do not have sufficient .{1,60} capacity",
         "AWS has no such instances free in this availability zone now: choose another zone or instance type, reserve"
-        " capacity (capacity_reservation), or try again later",
+        " capacity (capacity_reservation_id), or try again later",
     ),
     (
         r"VcpuLimitExceeded|LimitExceeded|QuotaExceeded|maximum number of|limit(?: of| for|s?) .{0,80}exceed",
@@ -38,6 +38,10 @@ _KNOWN = (
         "FSx for Lustre cannot use the network: its security group must admit ports 988 and 1018-1023 between members",
     ),
     (
+        r"mount target .{0,40}already exists|MountTargetConflict",
+        "the file system has a mount target in this zone: set efs_security_group_id to the security group of that one",
+    ),
+    (
         r"already exists|AlreadyExists|Duplicate",
         "something with this name exists outside of the stack: delete it, or choose another name for the stack",
     ),
@@ -47,7 +51,7 @@ _KNOWN = (
     ),
     (
         r"InvalidAMIID|image id .{1,80} does not exist|Unable to fetch parameters .{0,20}/aws/service",
-        "the machine image does not exist in this region: remove the setting ami, or name an image of this region",
+        "the machine image does not exist in this region: remove ami_id and ami_parameter, or name one of this region",
     ),
     (
         r"Invalid(?:KeyPair|Subnet|Group|VpcID|VpcId)|does not exist",

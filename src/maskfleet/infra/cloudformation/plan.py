@@ -11,7 +11,7 @@ from maskfleet.infra.cloudformation.changes import (
     make_change_set,
     table,
 )
-from maskfleet.infra.cloudformation.checks import check
+from maskfleet.infra.cloudformation.checks import check, check_new
 from maskfleet.infra.cloudformation.client import LiveStack
 from maskfleet.infra.cloudformation.kinds.kind import DATA
 from maskfleet.infra.cloudformation.session import StackSession
@@ -56,11 +56,14 @@ def preflight(session: StackSession) -> None:
 def propose(session: StackSession, stack: LiveStack | None) -> ChangeSet | None:
     """A change set, shown as a table; None if nothing would change."""
     existing = stack if stack is not None and stack.status != "REVIEW_IN_PROGRESS" else None
+    say = session.view.say
+    if existing is None:
+        for note in check_new(session.aws, session.config.needs()):
+            say(note)
     request = ChangeRequest(session.name, session.template(), session.config.parameters(), session.tags)
     changes = make_change_set(session.aws, request, existing)
     if changes is None:
         return None
-    say = session.view.say
     say(f"{session.text}: {'change' if existing else 'create'}, {counts(changes.changes)}")
     for line in table(changes.changes, DATA):
         say(f"  {line}")

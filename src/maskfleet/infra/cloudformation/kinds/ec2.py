@@ -247,6 +247,8 @@ class Ec2Cluster(Config):
             subnets={field: subnet for field, subnet in subnets.items() if subnet is not None},
             key_name=self.key_name,
             bucket=self.s3_bucket,
+            efs=self.efs_id,
+            efs_security_group=self.efs_security_group_id,
         )
 
     def billed(self) -> list[Billed]:

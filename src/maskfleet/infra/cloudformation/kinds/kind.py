@@ -46,6 +46,8 @@ class Needs:
     subnets: Mapping[str, str] = field(default_factory=dict)  # ids by the fields of the settings; all in one zone
     key_name: str | None = None
     bucket: str | None = None
+    efs: str | None = None  # an existing file system
+    efs_security_group: str | None = None  # of the mount target that it has in the zone
 
 
 class StackConfig(Protocol):
