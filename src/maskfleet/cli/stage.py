@@ -99,7 +99,8 @@ def status(
             example = f"first {found.unstorable_example}: rename or remove them"
             out.print(f"  {found.unstorable:,} files that cannot be staged, {example}", markup=False, soft_wrap=True)
         if found.state != "complete":
-            out.print("Run `maskfleet data stage SOURCE URI` to complete it and to verify it.", markup=False)
+            advice = "Run `maskfleet data stage SOURCE URI`, or the `maskfleet data get` that began it, to complete it."
+            out.print(advice, markup=False)
     raise typer.Exit(0 if found.state == "complete" else 1)
 
 

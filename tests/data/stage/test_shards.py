@@ -75,6 +75,15 @@ def test_shards_hold_the_images_and_the_index_finds_them(tmp_path: Path) -> None
     assert bring(source, tmp_path / "there", shard_bytes=20_000).files_copied == 0
 
 
+def test_images_in_shards_count_as_compared_with_the_manifest_of_their_source(tmp_path: Path) -> None:
+    source = tmp_path / "set"
+    bring(write(tmp_path / "first", FILES), source)
+    assert bring(source, tmp_path / "there", shard_bytes=20_000).notes == ()
+    write(source, {"train2017/new.jpg": b"new"})
+    (note,) = bring(source, tmp_path / "other", shard_bytes=20_000).notes
+    assert note == f"1 files of {source} are not in its manifest, so only their sizes were compared"
+
+
 def test_the_same_source_gives_the_same_shards_to_the_last_byte(tmp_path: Path) -> None:
     bring(write(tmp_path / "a", FILES), tmp_path / "there", shard_bytes=20_000)
     bring(write(tmp_path / "b", FILES), tmp_path / "other", shard_bytes=20_000)

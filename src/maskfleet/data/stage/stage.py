@@ -73,6 +73,7 @@ def stage(
             stack.enter_context(target.claimed())
         index = stack.enter_context(closing(Index()))
         _load_source(index, origin, manifest)
+        unexpected = index.count_unexpected()
         if shard_bytes is not None:
             origin = stack.enter_context(closing(Sharded(origin, index, shard_bytes)))
             index = stack.enter_context(closing(Index()))
@@ -83,7 +84,7 @@ def stage(
             _expect_storable(index, target)
         job = _Job(origin, target, index, workers, progress)
         tally = _check_all(job, may_write=may_write) if check else _copy_incomplete(job)
-        return _staged(job, tally)
+        return _staged(job, tally, unexpected)
 
 
 def _copy_incomplete(job: _Job) -> Tally:
@@ -263,10 +264,10 @@ def _each(
     )
 
 
-def _staged(job: _Job, tally: Tally) -> Staged:
+def _staged(job: _Job, tally: Tally, unexpected: int) -> Staged:
     files, total_bytes = job.index.source_total()
     notes = []
-    if unexpected := job.index.count_unexpected():
+    if unexpected:
         notes.append(
             f"{unexpected:,} files of {job.origin.name} are not in its manifest, so only their sizes were compared"
         )
