@@ -27,11 +27,13 @@ def train(
     from maskfleet.launch.sagemaker.container.train import train as run
     from maskfleet.launch.sagemaker.container.tree import Tree
 
+    gpus = None
     if ranks is None:
         import torch
 
-        ranks = max(1, torch.cuda.device_count())
-    raise typer.Exit(run(Tree(root), ranks, port=port))
+        gpus = torch.cuda.device_count()
+        ranks = max(1, gpus)
+    raise typer.Exit(run(Tree(root), ranks, gpus=gpus, port=port))
 
 
 @app.command("serve")

@@ -19,6 +19,14 @@ def test_hadolint_finds_nothing_in_the_sagemaker_image() -> None:
     assert run_tool("hadolint", FOLDER / "Dockerfile") == ""
 
 
+def test_the_image_asks_nvidias_container_runtime_for_all_gpus() -> None:
+    """Without the variable the runtime gives a container none. The train image has it not: any pod would get them."""
+    variables = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility")
+    text = (FOLDER / "Dockerfile").read_text(encoding="utf-8")
+    assert all(variable in text for variable in variables)
+    assert "NVIDIA_" not in deploy_path("docker", "train", "Dockerfile").read_text(encoding="utf-8")
+
+
 @pytest.mark.slow
 def test_checkov_finds_nothing_in_the_sagemaker_image() -> None:
     options = ["--framework", "dockerfile", "--skip-download", "--output", "json", "--compact"]

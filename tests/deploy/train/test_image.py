@@ -31,7 +31,7 @@ pytest_plugins = ("image_fixtures",)
 DOCKERFILES = [deploy_path("docker", kind, "Dockerfile") for kind in ("train", "notebook", "sagemaker")]
 LIBRARIES = ["/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu", "/opt/amazon/ofi-nccl/lib", "/opt/amazon/efa/lib"]
 INSTALLER = """#!/bin/sh
-echo "$@" > /efa-arguments
+echo "$DEBIAN_FRONTEND" "$@" > /efa-arguments
 """
 PLUGIN = "mkdir -p /opt/amazon/ofi-nccl/lib && touch /opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so\n"
 # The extra `k8s`, with which a laptop talks to a cluster; triton, which comes with torch's builds for CUDA; and extras
@@ -283,6 +283,7 @@ def test_the_efa_installer_runs_only_with_its_checksum_and_must_bring_the_plugin
     code, said = build("efa", INSTALLER + PLUGIN)
     assert code == 0, said[-4000:]
     _, root = store.container("efa")
-    assert (root / "efa-arguments").read_text() == "--yes --skip-kmod --skip-limit-conf --skip-mpi --no-verify\n"
+    found = (root / "efa-arguments").read_text()
+    assert found == "noninteractive --yes --skip-kmod --skip-limit-conf --skip-mpi --no-verify\n"
     assert not (root / "tmp" / "efa").exists()
     assert (root / "opt/amazon/ofi-nccl/lib/libnccl-net.so").readlink() == Path("libnccl-net-ofi.so")

@@ -99,6 +99,25 @@ def test_a_job_without_data_or_with_broken_files_says_so(tmp_path: Path) -> None
             tree.resources()
 
 
+def test_a_gpu_instance_whose_gpus_torch_does_not_see_is_a_failure_and_not_a_run_on_the_cpu(tmp_path: Path) -> None:
+    tree = Tree(opt_ml(tmp_path / "ml", tmp_path, settings={"recipe": "nonsense"}))
+    with pytest.raises(ConfigError, match="nonsense"):
+        train(tree, 1, gpus=0)  # ml.m5.xlarge has none
+    file = tree.root / "input" / "config" / "resourceconfig.json"
+    resources = {"current_host": "algo-1", "hosts": ["algo-1"]}
+    file.write_text(json.dumps(resources | {"current_instance_type": "ml.g5.12xlarge"}))
+    with pytest.raises(LaunchError, match="has 4 GPUs, but torch in this container sees 0 of them"):
+        train(tree, 1, gpus=0)
+    assert "has 4 GPUs" in tree.failure.read_text()
+    with pytest.raises(ConfigError, match="nonsense"):
+        train(tree, 4, gpus=4)
+    with pytest.raises(ConfigError, match="nonsense"):
+        train(tree, 1)  # with --ranks the user has chosen
+    file.write_text(json.dumps(resources | {"current_instance_type": "ml.new.large"}))
+    with pytest.raises(ConfigError, match="nonsense"):
+        train(tree, 1, gpus=0)
+
+
 def test_the_run_directory_is_the_log_channel_or_the_checkpoint_folder(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     assert tree.run_dir == tmp_path / "checkpoints"

@@ -19,6 +19,7 @@ from socket import socket
 
 from maskfleet.config.load import dump
 from maskfleet.errors import LaunchError, MaskfleetError
+from maskfleet.launch.instances import INSTANCES
 from maskfleet.launch.sagemaker.container.artifacts import copy_artifacts
 from maskfleet.launch.sagemaker.container.hyperparameters import run_config
 from maskfleet.launch.sagemaker.container.network import await_hosts, network_variables, own_address
@@ -34,10 +35,22 @@ PORT = 29500  # where the ranks of several hosts meet
 STOP_GRACE_S = 100.0  # SageMaker kills the container 120 s after SIGTERM
 
 
-def train(tree: Tree, ranks_per_host: int, env: Mapping[str, str] = os.environ, *, port: int = PORT) -> int:
-    """Train as the job in `tree` says; returns the exit code, and leaves the reason of a failure in `tree`."""
+def train(
+    tree: Tree,
+    ranks_per_host: int,
+    env: Mapping[str, str] = os.environ,
+    *,
+    gpus: int | None = None,
+    port: int = PORT,
+) -> int:
+    """Train as the job in `tree` says; returns the exit code, and leaves the reason of a failure in `tree`.
+
+    `gpus` are those that torch sees: fewer than the instance type has are an error. None compares nothing.
+    """
     tree.failure.unlink(missing_ok=True)
     try:
+        if gpus is not None:
+            _expect_all_gpus(tree.resources(), gpus)
         return _train(tree, ranks_per_host, env, port)
     except MaskfleetError as error:
         tree.write_failure(str(error))
@@ -82,6 +95,17 @@ def _train(tree: Tree, ranks_per_host: int, env: Mapping[str, str], port: int) -
         logger.error("%s ended with code %d", who, code)
     _keep(run_dir, tree.model, failed=code != 0)
     return code
+
+
+def _expect_all_gpus(resources: Resources, gpus: int) -> None:
+    """LaunchError unless torch sees all GPUs of the instance: without them the job would cost as much, on a CPU."""
+    facts = INSTANCES.get(resources.instance_type or "")
+    if facts is not None and gpus < facts.gpus:
+        raise LaunchError(
+            f"ml.{facts.name} has {facts.gpus} GPUs, but torch in this container sees {gpus} of them",
+            remedy="use an image with a CUDA build of torch and NVIDIA_VISIBLE_DEVICES=all, as deploy/docker/sagemaker"
+            " makes; if it is one, start the job again",
+        )
 
 
 def _keep(run_dir: Path, model: Path, *, failed: bool) -> None:
