@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,7 +58,7 @@ def test_ten_kills_lose_nothing(web: WebServer, tmp_path: Path) -> None:
     web.fault = _pause
     for kill in range(10):
         before = len(web.asked)
-        process = start(tmp_path / "catalogue.json", str(target))
+        process = start(tmp_path / "catalogue.json", str(target), workers=2)  # so slow that no run gets to the end
         size = journal.stat().st_size if journal.exists() else 0
         wait_until(lambda size=size: journal.exists() and journal.stat().st_size > size, process)  # type: ignore[misc]
         time.sleep(generator.uniform(0, 0.15))
@@ -105,7 +106,7 @@ def _expect_not_fetched(asked: list[Asked], complete: set[str], offsets: dict[st
 
 
 def wait_until(happened, process: subprocess.Popen[str]) -> None:  # type: ignore[no-untyped-def]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not happened():
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
@@ -113,15 +114,23 @@ def wait_until(happened, process: subprocess.Popen[str]) -> None:  # type: ignor
 
 
 def test_two_at_once_the_second_is_refused(web: WebServer, tmp_path: Path) -> None:
-    wanted, _ = slow_data_set(web, tmp_path, images=300)
-    web.fault = _pause
+    wanted, _ = slow_data_set(web, tmp_path, images=30)
+    pins, refused = tmp_path / "coco/.maskfleet-stage/pins.json", threading.Event()
+    web.fault = lambda asked: _wait(refused) if pins.exists() else None  # the first is not done before the second ends
     process = start(tmp_path / "catalogue.json", str(tmp_path / "coco"), workers=1)
-    wait_until((tmp_path / "coco/.maskfleet-stage/pins.json").exists, process)
-    second = start(tmp_path / "catalogue.json", str(tmp_path / "coco"))
-    assert "another process is staging into" in second.communicate(timeout=60)[1]
-    assert process.wait(timeout=120) == 0
+    try:
+        wait_until(pins.exists, process)
+        second = start(tmp_path / "catalogue.json", str(tmp_path / "coco"))
+        assert "another process is staging into" in second.communicate(timeout=240)[1]
+    finally:
+        refused.set()
+    assert process.wait(timeout=240) == 0
     process.communicate()
     assert files_in(tmp_path / "coco") == wanted
+
+
+def _wait(event: threading.Event) -> None:
+    assert event.wait(timeout=300)
 
 
 def test_a_file_system_that_becomes_full(web: WebServer, tmp_path: Path) -> None:
