@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from flaky_s3 import Answer, Cut, FlakyS3, Request
-from stage_server import bring, direct
+from stage_server import bring, direct, recheck
 
 from maskfleet.config.run import RunConfig
 from maskfleet.data.checks.annotations import check_split
@@ -96,6 +96,21 @@ def test_a_damaged_shard_stops_training_even_if_bad_images_are_skipped(shapes: P
     with pytest.raises(DataError, match=r"shard-000000.tar is truncated") as caught:
         batches(run_config(tmp_path / "shards", tmp_path / "a", on_bad="skip"))
     assert "stage the shards again" in caught.value.remedy
+
+
+def test_the_remedy_for_a_shard_with_other_bytes_repairs_it(shapes: Path, tmp_path: Path) -> None:
+    """Its size is right, so that only --check finds it."""
+    bring(shapes, tmp_path / "shards", shard_bytes=10**9)
+    shard = tmp_path / "shards" / "shard-000000.tar"
+    right = shard.read_bytes()
+    shard.write_bytes(right[:600] + bytes(len(right) - 600))
+    with pytest.raises(DataError, match="does not match its SHA-256") as caught:
+        batches(run_config(tmp_path / "shards", tmp_path / "a"))
+    assert caught.value.remedy.startswith("stage it again, first with --check")
+    with pytest.raises(DataError, match="missing or changed"):
+        recheck(shapes, tmp_path / "shards", shard_bytes=10**9)
+    bring(shapes, tmp_path / "shards", shard_bytes=10**9)
+    assert shard.read_bytes() == right
 
 
 @pytest.mark.slow

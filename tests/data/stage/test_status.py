@@ -27,6 +27,22 @@ def test_a_staged_folder_is_complete(tmp_path: Path) -> None:
     assert not found.is_sharded
 
 
+def test_caches_of_training_are_neither_copied_nor_counted(tmp_path: Path) -> None:
+    """`maskfleet data inspect` and `train` write them next to the annotations, also while the set is staged."""
+    files = {"annotations/instances_val2017.json": b"{}", **numbered(2)}
+    caches = {"annotations/.maskfleet/1-v2.store": b"cache", ".maskfleet/1.catalog": b"cache"}
+    source = write(tmp_path / "set", files | caches)
+    for target, shard_bytes in (("there", None), ("shards", 20_000)):
+        bring(source, tmp_path / target, shard_bytes=shard_bytes)
+        assert not list((tmp_path / target).rglob(".maskfleet"))
+    write(tmp_path / "there", caches)
+    assert staging_status(str(tmp_path / "there")).unlisted == 0
+    older = {"path": "annotations/.maskfleet/1-v2.store", "bytes": 5, "sha256": "0" * 64}
+    with (tmp_path / "there" / "manifest.jsonl").open("a") as manifest:
+        manifest.write(json.dumps(older) + "\n")
+    assert bring(tmp_path / "there", tmp_path / "again").files == 3
+
+
 def test_missing_and_changed_files_make_it_partial(tmp_path: Path) -> None:
     bring(write(tmp_path / "set", numbered(5)), tmp_path / "there")
     names = list(numbered(5))

@@ -12,6 +12,7 @@ from maskfleet.data.files.catalog import CatalogFile, Shard
 from maskfleet.errors import DataSourceError
 
 _REMEDY = "stage the shards again: `maskfleet data stage` copies only what is missing or different"
+_DAMAGED = "stage it again, first with --check, which reads all files and finds those that are damaged, then without"
 
 
 class ShardReader:
@@ -52,4 +53,4 @@ def expect_sha256(content: bytes, file: CatalogFile, where: str) -> None:
     if len(content) != file.bytes:
         raise DataSourceError(f"{where} is truncated: {file.path} is not all there", remedy=_REMEDY)
     if file.sha256 and hashlib.sha256(content).hexdigest() != file.sha256:
-        raise DataSourceError(f"{file.path} in {where} does not match its SHA-256: it changed", remedy=_REMEDY)
+        raise DataSourceError(f"{file.path} in {where} does not match its SHA-256: it changed", remedy=_DAMAGED)

@@ -13,7 +13,7 @@ from maskfleet.config.run import DataConfig
 from maskfleet.data.files.catalog import Catalog, CatalogFile, Shard, write_catalog
 from maskfleet.data.files.shard_index import INDEX_NAME, files_of, shards_of
 from maskfleet.data.files.stored import ImageFolder, StoredFolder, StoredRoot
-from maskfleet.data.store.cache_folders import first_writable, user_cache_dir
+from maskfleet.data.store.cache_folders import CACHE_FOLDER, first_writable, user_cache_dir
 from maskfleet.errors import DataError, DataSourceError
 from maskfleet.system.files import replacing
 from maskfleet.system.lock import LockHeldError, NoLocksError, locked
@@ -110,7 +110,7 @@ def open_root(location: str | Path, data: DataConfig | None = None) -> DataRoot:
         return _s3_root(location.rstrip("/"), data)
     root = Path(location).expanduser()
     if (root / INDEX_NAME).is_file():
-        folders = [_given(data)] if data.cache_dir else [root / ".maskfleet", user_cache_dir()]
+        folders = [_given(data)] if data.cache_dir else [root / CACHE_FOLDER, user_cache_dir()]
         with (root / INDEX_NAME).open("rb") as file:
             return StoredDataRoot(_shard_root(str(root), file, root / INDEX_NAME, folders))
     return FolderRoot(root)

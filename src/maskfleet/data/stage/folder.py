@@ -27,6 +27,7 @@ from maskfleet.data.stage.manifest import (
     records_of,
     size_text,
 )
+from maskfleet.data.store.cache_folders import CACHE_FOLDER
 from maskfleet.errors import DataError
 from maskfleet.system.files import replacing
 from maskfleet.system.lock import locked
@@ -252,7 +253,7 @@ def _item_of(entry: os.DirEntry[str], path: str) -> Item | None:
     except OSError:
         return Item(path, -1)
     if stat.S_ISDIR(found.st_mode):
-        return None if path != STATE_FOLDER else Item(path, 0)
+        return None if path != STATE_FOLDER and entry.name != CACHE_FOLDER else Item(path, 0)
     return Item(path, found.st_size, mtime_ns=found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else Item(path, -1)
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from maskfleet.data.store.cache_folders import CACHE_FOLDER
 from maskfleet.errors import DataError
 
 MANIFEST = "manifest.jsonl"
@@ -90,8 +91,9 @@ def accepted(items: Iterable[Item], refused: list[FileProblem]) -> Iterator[Item
 
 
 def is_own_file(path: str) -> bool:
-    """Whether `path` is a file that staging itself writes; such files are never copied."""
-    return path == MANIFEST or path.split("/")[0] == STATE_FOLDER
+    """Whether `path` is a file that staging itself writes, or a cache of training; such files are never copied."""
+    parts = path.split("/")
+    return path == MANIFEST or parts[0] == STATE_FOLDER or CACHE_FOLDER in parts
 
 
 def line_of(record: FileRecord) -> str:
@@ -109,7 +111,9 @@ def records_of(lines: Iterable[bytes], name: str, *, allow_partial_end: bool = F
         if not line.strip():
             continue
         try:
-            yield _record(line)
+            record = _record(line)
+            if not is_own_file(record.path):  # older manifests list caches
+                yield record
         except (ValueError, RecursionError) as error:
             invalid = DataError(
                 f"{name}, line {number}: {error}",

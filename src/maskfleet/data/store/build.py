@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from maskfleet.data.store.cache_folders import first_writable, user_cache_dir
+from maskfleet.data.store.cache_folders import CACHE_FOLDER, first_writable, user_cache_dir
 from maskfleet.data.store.coco import KIND_POLYGONS, KIND_RLE, CocoFile, read_coco
 from maskfleet.data.store.columns import Column, DamagedFileError, map_columns, write_columns
 from maskfleet.errors import DataError
@@ -31,7 +31,7 @@ def built_store(annotations: Path, cache_dir: Path | None) -> Path:
     It is in `.maskfleet/` next to the annotation file or, if that is not writable, in the user's cache folder;
     `cache_dir` replaces both. Any number of processes may call this at the same time: one builds, the others wait.
     """
-    folders = [Path(cache_dir)] if cache_dir else [annotations.parent / ".maskfleet", user_cache_dir()]
+    folders = [Path(cache_dir)] if cache_dir else [annotations.parent / CACHE_FOLDER, user_cache_dir()]
     digest = _known_digest(annotations, folders)
     if digest is None:
         with _readable(annotations):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from maskfleet.system.files import cache_folder
 
+CACHE_FOLDER = ".maskfleet"  # next to annotation files and shards
+
 
 def user_cache_dir() -> Path:
     """The user's folder for stores of data sets that are on read-only file systems."""
