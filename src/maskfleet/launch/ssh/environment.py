@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import site
 import subprocess
 import sys
+import sysconfig
 
 READY = ".maskfleet-ready"
 
@@ -35,8 +37,23 @@ def main() -> int:
             if done.returncode != 0:
                 sys.stdout.write(done.stdout.decode("utf-8", "replace")[-2000:])
                 return 4
+            if command is make:
+                see_packages_of_this_python(folder)
         with open(ready, "w"):  # noqa: PTH123
             return 0
+
+
+def see_packages_of_this_python(folder: str) -> None:
+    """Add them to the environment in `folder` if this Python is in an environment itself.
+
+    The Deep Learning AMI has torch in one, /opt/pytorch. An environment made there sees only the packages of the Python
+    that both are made from, and pip would install another torch.
+    """
+    if sys.prefix == sys.base_prefix:
+        return
+    packages = sysconfig.get_path("purelib", "venv", {"base": folder})
+    with open(os.path.join(packages, "packages-of-the-host.pth"), "w") as file:  # noqa: PTH118, PTH123
+        file.writelines("import site; site.addsitedir(%r)\n" % one for one in site.getsitepackages())  # noqa: UP031
 
 
 if __name__ == "__main__":
