@@ -13,6 +13,7 @@ from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 1024  # all ranks of a job connect within seconds
+EFA_DEVICES = Path("/sys/class/infiniband")
 _SIOCGIFADDR = 0x8915
 _LISTENING = "0A"  # in /proc/net/tcp
 _TEST_NETWORK = "192.0.2.1"  # RFC 5737: never assigned, so only the default route leads to it
@@ -59,6 +60,12 @@ def listening_socket(address: str, port: int = 0) -> socket.socket:
         listening.close()
         raise
     return listening
+
+
+def has_efa(devices: Path = EFA_DEVICES) -> bool:
+    """Whether the kernel of this host lists an EFA interface; a container sees them also if it may not use them."""
+    # Amazon Linux names them efa_0 or, by their PCI address, rdmap16s27.
+    return devices.is_dir() and any(one.name.startswith(("efa", "rdmap")) for one in devices.iterdir())
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from maskfleet.errors import TrainingError
 from maskfleet.training.distributed import Ranks, Worker
-from maskfleet.training.ranks.transport import efa_problem, own_log, parsed, recorded_nccl_log, report_transport
+from maskfleet.training.ranks import transport
+from maskfleet.training.ranks.transport import (
+    efa_problem,
+    own_log,
+    parsed,
+    recorded_nccl_log,
+    report_transport,
+    unused_efa,
+)
 
 EFA = """
 NCCL version 2.21.5+cuda12.4
@@ -50,6 +61,22 @@ OTHER_PROVIDER = EFA.replace("Provider is efa", "Provider is tcp;ofi_rxm")
 ASKED = {"FI_PROVIDER": "efa"}
 
 
+class TwoHosts(Ranks):
+    """Rank 0 of two, whose other rank says the same from another host."""
+
+    def __init__(self) -> None:
+        super().__init__(Worker(0, 2, 0, 1), None, ("oak", "elm"))
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, value]
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+    def reporting_lost_ranks(self, doing: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
 @pytest.mark.parametrize(
     ("log", "text", "is_efa"),
     [
@@ -80,6 +107,37 @@ def test_efa_is_needed_only_between_hosts_and_only_if_it_was_asked_for() -> None
     assert efa_problem(("oak", "elm"), [False, False], {}) is None
     assert efa_problem(("oak", "oak"), [False, False], ASKED) is None
     assert efa_problem(("oak", "elm"), [True, True], ASKED) is None
+
+
+def test_efa_that_is_there_and_not_used_is_a_warning_that_names_the_hosts() -> None:
+    hosts, there = ("oak", "oak", "elm", "ash"), [True, True, True, False]
+    warning = unused_efa(hosts, [False, False, True, False], there)
+    assert warning is not None
+    assert warning.startswith("oak has EFA, but NCCL does not use it: ")
+    assert unused_efa(hosts, [True, True, True, False], there) is None
+    assert unused_efa(("oak", "oak"), [False, False], [True, True]) is None
+
+
+@pytest.mark.parametrize(("env", "is_error"), [({}, False), (ASKED, True)])
+def test_ranks_that_could_use_efa_and_use_sockets_are_told_so(
+    env: dict[str, str],
+    is_error: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(transport, "_VERBS", tmp_path)
+    monkeypatch.setattr(transport, "has_efa", lambda: True)
+    monkeypatch.setattr(transport, "own_log", lambda env: SOCKETS)
+    monkeypatch.setattr(transport.dist, "all_reduce", lambda tensor: None)
+    monkeypatch.setattr(transport.torch, "zeros", lambda *shape, device: None)
+    monkeypatch.setattr(transport.torch.cuda, "synchronize", lambda device: None)
+    with pytest.raises(TrainingError, match="does not use it on elm, oak") if is_error else nullcontext():
+        report_transport(TwoHosts(), torch.device("cuda"), env)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [one.partition(":")[0] for one in warnings] == (
+        [] if is_error else ["elm, oak has EFA, but NCCL does not use it"]
+    )
 
 
 def test_nccl_writes_to_a_private_file_while_a_run_lasts(caplog: pytest.LogCaptureFixture) -> None:

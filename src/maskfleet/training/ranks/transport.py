@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from maskfleet.errors import TrainingError
 from maskfleet.log import logger
+from maskfleet.system.network import has_efa
 from maskfleet.training.distributed import Ranks
 
 LOG_FILE = "NCCL_DEBUG_FILE"
@@ -30,6 +31,7 @@ _NETWORK = re.compile(r"NCCL INFO (?:Using network (?P<used>.+)|Assigned NET plu
 _PROVIDER = re.compile(r"NET/OFI Selected provider is (?P<name>[\w;-]+)", re.IGNORECASE)
 _LINK = re.compile(r"NCCL INFO Channel .* via (?P<kind>P2P|SHM|NET)/(?P<rest>.+?)\s*$")
 _SOCKET = "Socket"
+_VERBS = Path("/dev/infiniband")  # in a container only if it was given an EFA interface
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,10 @@ def recorded_nccl_log(env: MutableMapping[str, str], device: torch.device) -> It
 
 
 def report_transport(ranks: Ranks, device: torch.device, env: Mapping[str, str]) -> None:
-    """Log on rank 0 which transport NCCL uses; an error on all ranks if EFA was asked for and is not used."""
+    """Log on rank 0 which transport NCCL uses; an error on all ranks if EFA was asked for and is not used.
+
+    EFA that is there, but was not asked for and is not used, is a warning.
+    """
     if ranks.worker.world_size == 1 or device.type != "cuda":
         return
     with ranks.reporting_lost_ranks("connecting NCCL"):
@@ -118,12 +123,16 @@ def report_transport(ranks: Ranks, device: torch.device, env: Mapping[str, str])
     if log is None:
         logger.info("NCCL writes its log, with the transport that it uses, where NCCL_DEBUG_FILE says, or here")
     transport = parsed(log or "")
-    gathered = ranks.gather([str(transport), transport.is_efa or log is None])
+    gathered = ranks.gather([str(transport), transport.is_efa or log is None, _VERBS.is_dir() and has_efa()])
     problem = None
     if gathered is not None:
-        for text in dict.fromkeys(text for text, _ in gathered) if log is not None else ():
+        for text in dict.fromkeys(text for text, *_ in gathered) if log is not None else ():
             logger.info("%s", text)
-        problem = efa_problem(ranks.hosts, [bool(is_efa) for _, is_efa in gathered], env)
+        is_efa = [bool(used) for _, used, _ in gathered]
+        problem = efa_problem(ranks.hosts, is_efa, env)
+        unused = unused_efa(ranks.hosts, is_efa, [bool(there) for *_, there in gathered])
+        if unused and not problem:
+            logger.warning("%s", unused)
     problem = ranks.broadcast(problem)
     if problem:
         raise TrainingError(
@@ -145,3 +154,14 @@ def efa_problem(hosts: tuple[str, ...], is_efa: list[bool], env: Mapping[str, st
         return None
     without = sorted({host for host, has in zip(hosts, is_efa, strict=True) if not has})
     return f"the job asked for EFA (FI_PROVIDER=efa), but NCCL does not use it on {', '.join(without)}"
+
+
+def unused_efa(hosts: tuple[str, ...], is_efa: list[bool], has_devices: list[bool]) -> str | None:
+    """A warning for ranks of several hosts that have EFA interfaces and do not use them."""
+    without = sorted({host for host, used, there in zip(hosts, is_efa, has_devices, strict=True) if there and not used})
+    if not without or len(set(hosts)) == 1:
+        return None
+    return (
+        f"{', '.join(without)} has EFA, but NCCL does not use it: training between hosts is slower. Install the EFA "
+        "installer's libfabric and aws-ofi-nccl there; with FI_PROVIDER=efa a run without EFA ends with an error"
+    )

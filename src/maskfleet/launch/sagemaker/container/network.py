@@ -12,10 +12,9 @@ from maskfleet.errors import LaunchError
 from maskfleet.launch.instances import INSTANCES
 from maskfleet.launch.sagemaker.container.tree import Resources
 from maskfleet.log import logger
-from maskfleet.system.network import address_of
+from maskfleet.system.network import EFA_DEVICES, address_of, has_efa
 
 RESOLVE_S = 600.0  # the last host of a job may start minutes after the first
-_DEVICES = Path("/sys/class/infiniband")
 _LIBRARY = Path("/opt/amazon/efa")  # where Amazon's installer puts libfabric
 _POLL_S = 1.0
 
@@ -43,7 +42,7 @@ def own_address(resources: Resources) -> str:
 
 
 def network_variables(
-    resources: Resources, env: Mapping[str, str], *, devices: Path = _DEVICES, library: Path = _LIBRARY
+    resources: Resources, env: Mapping[str, str], *, devices: Path = EFA_DEVICES, library: Path = _LIBRARY
 ) -> dict[str, str]:
     """Variables for gloo, NCCL and libfabric; those in `env` keep their values."""
     if len(resources.hosts) == 1:
@@ -52,10 +51,10 @@ def network_variables(
     if resources.interface:
         chosen |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), resources.interface)
     facts = INSTANCES.get(resources.instance_type or "")
-    if _has_efa(devices) and library.is_dir():
+    if has_efa(devices) and library.is_dir():
         chosen |= {"FI_PROVIDER": "efa", "FI_EFA_USE_HUGE_PAGE": "0"}
     elif facts is not None and facts.efa:
-        lacks = "the image has no EFA software" if _has_efa(devices) else "this container sees no EFA device"
+        lacks = "the image has no EFA software" if has_efa(devices) else "this container sees no EFA device"
         logger.warning("%s has EFA, but %s: training over TCP", facts.name, lacks)
     return {name: value for name, value in chosen.items() if name not in env}
 
