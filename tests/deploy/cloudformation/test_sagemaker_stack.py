@@ -217,6 +217,14 @@ def test_the_notebook_creates_trials_and_deletes_none() -> None:
         assert not may("NotebookPolicy", "sagemaker:DeleteTrial", f"arn:aws:sagemaker:{ACCOUNT}:{kind}/e")
 
 
+def test_the_notebook_starts_after_what_it_mounts_and_downloads_from() -> None:
+    key = "arn:aws:kms:us-west-2:111122223333:key/1234"
+    made = stack(LustreStorageGiB=1200, GitUrl="https://a/b", GitSecretArn=SECRET, S3KmsKeyArn=key)
+    network = {"PrivateDefaultRoute", "PrivateSubnet1Routes", "S3Endpoint"}
+    assert network | {"EfsMountTarget1", "Lustre", "GitSecretPolicy", "BucketKeyPolicy"} <= made.needs("Notebook")
+    assert "EfsMountTarget1" in stack(**EXISTING).needs("Notebook")
+
+
 PROGRAM = """#!/bin/sh
 echo "$(basename "$0") $*" >> {log}
 case "$*" in
@@ -293,6 +301,19 @@ def test_the_notebook_mounts_both_file_systems_with_packages_of_amazon_linux_202
     assert calls[1].startswith("mount -t nfs4 ")
     assert calls[1].endswith(f" <Efs>.efs.us-west-2.amazonaws.com:/ {home}/efs")
     assert calls[2:] == ["dnf install -y lustre-client", f"mount -t lustre -o noatime,flock {lustre} {home}/fsx"]
+
+
+def test_the_background_installation_does_not_keep_the_output_of_the_start_script_open(tmp_path: Path) -> None:
+    """Whoever reads that output to its end would wait for the installation, beyond the 5 minutes of SageMaker."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("cat", "chmod"):
+        (programs / name).symlink_to(tool(name))
+    (programs / "sudo").write_text("#!/bin/sh\necho of the installation\n", encoding="utf-8")
+    (programs / "sudo").chmod(0o755)
+    text = start_script(UseEfs="false", NotebookWheel="m.whl").replace("/usr/local/bin", str(tmp_path))
+    ended = subprocess.run(["/bin/bash", "-c", text], env={"PATH": str(programs)}, check=True, capture_output=True)
+    assert (ended.stdout, ended.stderr) == (b"", b"")
 
 
 @pytest.mark.slow
