@@ -11,7 +11,10 @@ from maskfleet.cli.console import err
 
 app = typer.Typer(help="The programs that SageMaker starts in a container.", no_args_is_help=True)
 
-RootOption = Annotated[Path, typer.Option("--root", help="Folder through which SageMaker and the container talk.")]
+# Absolute, because the ranks run in another folder.
+RootOption = Annotated[
+    Path, typer.Option("--root", resolve_path=True, help="Folder through which SageMaker and the container talk.")
+]
 
 
 @app.command("train")

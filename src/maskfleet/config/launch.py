@@ -26,6 +26,8 @@ DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 MOUNT = r"^/[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"  # the chart names the volume after it
 S3_URI = r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s]*)?$"
 EXPERIMENT = r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$"
+ROLE_ARN = r"^arn:aws[a-z-]*:iam::\d{12}:role/[A-Za-z0-9_+=,.@/-]+$"
+MAX_TAGS = 49  # of a job on SageMaker, beside our own
 SUBFOLDER = r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$"
 
 
@@ -183,7 +185,7 @@ class SageMakerLaunch(Config):
     stack: str | None = None
     """CloudFormation stack with role, subnets, security groups, bucket and file systems, for what is not set here."""
 
-    role_arn: str | None = Field(default=None, pattern=r"^arn:aws[a-z-]*:iam::\d{12}:role/[A-Za-z0-9_+=,.@/-]+$")
+    role_arn: str | None = Field(default=None, pattern=ROLE_ARN)
     """Execution role of the job; None uses that of the stack."""
 
     region: str | None = Field(default=None, pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")
@@ -207,8 +209,8 @@ class SageMakerLaunch(Config):
     volume_gib: PositiveInt = 100
     """Disk of each instance; types with local NVMe disks have those instead."""
 
-    max_run_s: PositiveInt = 400_000
-    """Longest run time."""
+    max_run_s: int = Field(default=400_000, gt=0, le=2_419_200)
+    """Longest run time; SageMaker allows 28 days."""
 
     spot: bool = False
     """Whether to use managed Spot capacity."""
@@ -231,8 +233,20 @@ class SageMakerLaunch(Config):
     encrypt_traffic: bool = False
     """Whether the traffic between the instances is encrypted; this costs speed."""
 
-    tags: dict[str, str] = Field(default_factory=dict)
+    tags: dict[str, str] = Field(default_factory=dict, max_length=MAX_TAGS)
     """Further tags of the job."""
+
+    @field_validator("tags")
+    @classmethod
+    def _tags_that_aws_takes(cls, tags: dict[str, str]) -> dict[str, str]:
+        for key, value in tags.items():
+            fits = not key.lower().startswith("aws:") and 1 <= len(key) <= 128 and len(value) <= 256
+            if not fits or not all(one.isalnum() or one in " _.:/=+-@" for one in key + value):
+                raise ValueError(
+                    f"AWS refuses the tag {key}={value}: use letters, digits, blanks and _.:/=+-@, at most 128 for the "
+                    "key and 256 for the value; keys do not begin with aws:"
+                )
+        return tags
 
     @model_validator(mode="after")
     def _consistent(self) -> SageMakerLaunch:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from opt_ml import hyperparameters, opt_ml
+from typer.testing import CliRunner
 
+from maskfleet.cli.main import app
 from maskfleet.config.load import DEFAULT_RECIPE
 from maskfleet.errors import ConfigError, LaunchError
 from maskfleet.launch.sagemaker.container.artifacts import copy_artifacts
@@ -126,6 +128,20 @@ def test_the_run_directory_is_the_log_channel_or_the_checkpoint_folder(tmp_path:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "run.yaml").touch()
     assert tree.run_dir == tmp_path / "checkpoints", "the job resumes the run that SageMaker copied from S3"
+
+
+def test_a_relative_root_is_the_same_folder_for_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    roots: list[Path] = []
+
+    def remember(tree: Tree, ranks: int, *, port: int) -> int:
+        roots.append(tree.root)
+        return 0
+
+    monkeypatch.setattr("maskfleet.launch.sagemaker.container.train.train", remember)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["sagemaker", "train", "--root", "ml", "--ranks", "1"])
+    assert done.exit_code == 0, done.output
+    assert roots == [tmp_path / "ml"]
 
 
 def test_ranks_of_all_hosts_are_numbered_in_the_order_of_the_hosts(tmp_path: Path) -> None:

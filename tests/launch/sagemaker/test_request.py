@@ -243,6 +243,12 @@ def test_a_folder_in_the_channel_is_kept() -> None:
         ({"trial": "t"}, "trial belongs to an experiment"),
         ({"role_arn": "training"}, "role_arn"),
         ({"retries": 31}, "retries"),
+        ({"max_run_s": 2_419_201}, "less than or equal to 2419200"),
+        ({"tags": {"aws:team": "a"}}, "AWS refuses the tag aws:team=a"),
+        ({"tags": {"team": "a*b"}}, r"AWS refuses the tag team=a\*b"),
+        ({"tags": {"": "a"}}, "AWS refuses the tag =a"),
+        ({"tags": {"team": "a" * 257}}, "AWS refuses the tag team="),
+        ({"tags": {f"t{number}": "" for number in range(50)}}, "at most 49"),
     ],
 )
 def test_contradictions_in_the_launch_section(changes: dict[str, Any], words: str) -> None:

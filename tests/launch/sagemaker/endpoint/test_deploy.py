@@ -81,6 +81,14 @@ def test_an_asynchronous_and_a_serverless_endpoint(hosting: EndpointWorld, servi
         endpoint_spec(serverless_mib=4096, async_uri="s3://lab/async")
     with pytest.raises(ConfigError, match="serverless endpoints have 1024, 2048, "):
         endpoint_spec(serverless_mib=4000)
+    with pytest.raises(ConfigError, match="at most 200 requests at once, not 201"):
+        endpoint_spec(serverless_mib=4096, count=201)
+
+
+@pytest.mark.parametrize("role", ["hosting", "arn:aws:iam::111122223333:user/hosting", ""])
+def test_a_role_without_its_arn_is_refused_before_anything_is_asked(role: str) -> None:
+    with pytest.raises(ConfigError, match="is not the ARN of a role"):
+        endpoint_spec(role_arn=role)
 
 
 def test_the_same_deployment_twice_sends_nothing_the_second_time(hosting: EndpointWorld, services: Services) -> None:

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from maskfleet.config.launch import ROLE_ARN
 from maskfleet.errors import ConfigError
 from maskfleet.launch.sagemaker.services import NAMES, Json
 
@@ -18,6 +19,7 @@ GPU_AMI = "al2023-ami-sagemaker-inference-gpu-4-1"
 STARTUP_S = 900  # for a container to load its model and answer /ping
 DOWNLOAD_S = 1800  # for an instance to download model.tar.gz
 SERVERLESS_MIB = range(1024, 6145, 1024)
+SERVERLESS_REQUESTS = 200  # at once, of one endpoint
 _DIGITS = 8  # of the digest at the end of a version's name
 _LONGEST = NAMES.longest - _DIGITS - 1
 _GPU_TYPE = re.compile(r"ml\.[gp]\d")
@@ -48,6 +50,15 @@ class EndpointSpec:
         if self.serverless_mib is not None and self.serverless_mib not in SERVERLESS_MIB:
             sizes = ", ".join(map(str, SERVERLESS_MIB))
             raise ConfigError(f"serverless endpoints have {sizes} MiB of memory", remedy="give one of them")
+        if self.serverless_mib is not None and self.count > SERVERLESS_REQUESTS:
+            raise ConfigError(
+                f"a serverless endpoint answers at most {SERVERLESS_REQUESTS} requests at once, not {self.count}",
+                remedy="give a smaller --count",
+            )
+        if re.fullmatch(ROLE_ARN, self.role_arn) is None:
+            raise ConfigError(
+                f"{self.role_arn!r} is not the ARN of a role", remedy="write arn:aws:iam::ACCOUNT:role/NAME"
+            )
 
     @property
     def instance_type(self) -> str:
