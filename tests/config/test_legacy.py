@@ -319,6 +319,7 @@ def test_a_bad_value_names_the_old_name_and_our_field(name: str) -> None:
     ("name", "text", "reason"),
     [
         ("TRAIN.BASE_LR", "1.25e-2/8", "arithmetic"),
+        ("batch_size_per_gpu", "-1", "greater than or equal to 1"),
         ("TRAIN.BASE_LR", "1.25e-2 / 8", "arithmetic"),
         ("TRAIN.WARMUP", "2*500", "arithmetic"),
         ("TRAIN.WARMUP", "9**9**9**9", "arithmetic"),

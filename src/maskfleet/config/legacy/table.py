@@ -100,6 +100,8 @@ def _check_field(path: str, value: Any) -> None:
     except ValidationError as error:
         # errors without a location are about several fields, and the others may still change
         problems = [problem for problem in error.errors() if problem["loc"]]
+        # A number that is out of range is not `auto` either, which says nothing.
+        problems = [problem for problem in problems if problem["type"] != "literal_error"] or problems
         if problems:
             entries = [f"entry {part + 1}: " for part in problems[0]["loc"] if isinstance(part, int)]
             message = problems[0]["msg"]
