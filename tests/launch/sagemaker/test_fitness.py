@@ -53,6 +53,8 @@ def accepted(world: World, **section: Any) -> None:
         ({"channels": [{"uri": "s3://lab/cocoa"}]}, "s3://lab/cocoa, the data of channel train, is empty"),
         ({"channels": [{"uri": "s3://lab/coc"}]}, "s3://lab/coc, the data of channel train, is empty"),
         ({"channels": [{"uri": "s3://other/coco"}]}, "there is no bucket other"),
+        ({"output_uri": "s3://labb/out"}, "there is no bucket labb"),
+        ({"checkpoint_uri": "s3://labb/out"}, "there is no bucket labb"),
         ({"role_arn": f"arn:aws:iam::{ACCOUNT}:role/other"}, "there is no role"),
         ({"nodes": 3}, "quota is 2 of ml.g5.12xlarge for training job usage, and 3 are needed"),
         ({"nodes": 2, "spot": True}, "quota is 1 of ml.g5.12xlarge for spot training job usage"),

@@ -29,6 +29,7 @@ def requirements(services: Services, launch: SageMakerLaunch) -> Iterator[Findin
         yield _unset("channel train")
     if launch.output_uri is None:
         yield _unset("output_uri")
+    yield from _results(services, launch)
     if launch.role_arn:
         needs = needed_permissions(launch, services.region)
         yield role_finding(services, launch.role_arn, needs, field="launch.role_arn")
@@ -68,32 +69,51 @@ def _unset(name: str) -> Finding:
     return Finding(PLACE, name, Verdict.FAIL, "not set", _UNSET, f"launch.{name} is not set")
 
 
+def _results(services: Services, launch: SageMakerLaunch) -> Iterator[Finding]:
+    """Whether the buckets for results exist: a job that trained for hours must not fail when it writes them."""
+    known = {_bucket_and_folder(one.uri)[0] for one in launch.channels if one.source == "s3"}
+    for name, uri in (("output_uri", launch.output_uri), ("checkpoint_uri", launch.checkpoint_uri)):
+        if uri is not None and _bucket_and_folder(uri)[0] not in known:
+            known.add(_bucket_and_folder(uri)[0])
+            yield _s3_place(services, name, uri, f"launch.{name}", filled=False)
+
+
 def _s3_channel(services: Services, channel: SageMakerChannel) -> Finding:
     """Whether the prefix has an object, in a bucket of the job's region."""
-    name = f"channel {channel.name}"
-    bucket, _, prefix = channel.uri.rstrip("/").removeprefix("s3://").partition("/")
-    folder = f"{prefix}/" if prefix else ""
+    return _s3_place(services, f"channel {channel.name}", channel.uri, "launch.channels", filled=True)
+
+
+def _s3_place(services: Services, name: str, uri: str, field: str, *, filled: bool) -> Finding:
+    """Whether the bucket of `uri` is in the job's region; if `filled`, also whether there are objects below `uri`."""
+    bucket, folder = _bucket_and_folder(uri)
+    other = "copy the data" if filled else f"name a bucket in {services.region} in {field}"
 
     def check() -> Finding:
         try:
             answer = services.client("s3").list_objects_v2(Bucket=bucket, Prefix=folder, MaxKeys=1)
         except aws_exceptions() as error:
             if code_of(error) == "NoSuchBucket":
-                return lacking(name, "no such bucket", f"there is no bucket {bucket}", "check launch.channels")
+                return lacking(name, "no such bucket", f"there is no bucket {bucket}", f"check {field}")
             if code_of(error) in ("PermanentRedirect", "301", "IllegalLocationConstraintException"):
                 what = f"bucket {bucket} is not in {services.region}, where the job would run"
-                return lacking(name, "in another region", what, "launch in the bucket's region, or copy the data")
+                return lacking(name, "in another region", what, f"launch in the bucket's region, or {other}")
             raise
         home = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", services.region)
         if home != services.region:
             what = f"bucket {bucket} is in {home}, but the job would run in {services.region}"
-            return lacking(name, f"in {home}", what, f"launch in {home}, or copy the data")
-        if not answer.get("Contents"):
-            what = f"{channel.uri}, the data of {name}, is empty"
+            return lacking(name, f"in {home}", what, f"launch in {home}, or {other}")
+        if filled and not answer.get("Contents"):
+            what = f"{uri}, the data of {name}, is empty"
             return lacking(name, "empty", what, "stage the data there (docs/data/staging.md), or correct the uri")
-        return Finding(PLACE, name, Verdict.OK, f"{channel.uri} has objects")
+        return Finding(PLACE, name, Verdict.OK, f"{uri} has objects" if filled else f"bucket {bucket} exists")
 
     return unless_denied(name, f"s3:ListBucket on {bucket}", check)
+
+
+def _bucket_and_folder(uri: str) -> tuple[str, str]:
+    """The bucket of s3://bucket/prefix, and its prefix with a slash at the end unless it is empty."""
+    bucket, _, prefix = uri.rstrip("/").removeprefix("s3://").partition("/")
+    return bucket, f"{prefix}/" if prefix else ""
 
 
 def _warm_pool(services: Services, launch: SageMakerLaunch) -> Finding:
