@@ -114,6 +114,19 @@ def test_cancel_of_a_job_that_ends_meanwhile_does_nothing(world: World) -> None:
         ("ClientError: Not enough IP: subnet-1 has not enough free IP addresses", "network"),
         ("InternalServerError: We encountered an internal error. Please try again.", "internal error"),
         ("ClientError: No space left on device", "disk full"),
+        (
+            "ClientError: Artifact upload failed:Please ensure that the subnet's route table has a route to an S3 VPC "
+            "endpoint or a NAT device, and both the security groups and the subnet's network ACL allow outbound traffic",
+            "network",
+        ),
+        ("ClientError: Failed to download data. ListObjectsV2 failed: Unable to execute request to S3", "network"),
+        ("ClientError: Data download failed:PermanentRedirect (301): The bucket is in this region: …", "bucket region"),
+        ("ClientError: Please use an instance type with more memory, or reduce the size of job data", "host memory"),
+        (
+            "ClientError: CannotStartContainerError. Please make sure the container can be run with 'docker run <image> "
+            "train'.",
+            "entry point",
+        ),
     ],
 )
 def test_reasons_that_sagemaker_gives(world: World, reason: str, cause: str) -> None:

@@ -210,6 +210,7 @@ def test_a_role_that_cannot_write_answers_is_refused_for_an_asynchronous_endpoin
         ("CannotStartContainerError. Please ensure the model container starts correctly.", "container", True),
         ('Failed to download model data for container "container_1" from URL: "s3://lab/m".', "model data", False),
         ("The repository of your image 1.dkr.ecr/x does not grant ecr:BatchGetImage", "image", False),
+        ("Image size 12704675783 is greater than supported size 10737418240", "image size", False),
         ("Something that AWS never said before.", None, True),
     ],
 )
