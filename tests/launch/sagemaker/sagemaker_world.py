@@ -72,6 +72,7 @@ class World:
             "subnet-1": [{"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-1"}]
         }
         self.endpoints: list[Json] = []
+        self.rules: list[Json] = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-1"}]}]  # of each group
         self.mount_zones = {"usw2-az1", "usw2-az2"}
         self.stacks: dict[str, Json] = {}
         self.experiments = {"e": {"t"}, "other": {"u"}}
@@ -262,7 +263,8 @@ class World:
     def _describe_security_groups(self, *, GroupIds: list[str]) -> Json:
         return {
             "SecurityGroups": [
-                {"GroupId": one, "VpcId": "vpc-01234567" if one == "sg-1" else "vpc-2"} for one in GroupIds
+                {"GroupId": one, "VpcId": "vpc-01234567" if one == "sg-1" else "vpc-2", "IpPermissions": self.rules}
+                for one in GroupIds
             ]
         }
 

@@ -126,6 +126,29 @@ def test_ways_to_s3(world: World, routes: list[Json], endpoints: list[Json]) -> 
     accepted(world, **NETWORK)
 
 
+@pytest.mark.parametrize(
+    ("rules", "verdict"),
+    [
+        ([{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-1"}]}], Verdict.OK),
+        ([{"IpProtocol": "tcp", "FromPort": 0, "ToPort": 65535, "IpRanges": [{"CidrIp": "10.0.0.0/16"}]}], Verdict.OK),
+        ([{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-9"}]}], Verdict.WARN),
+        ([{"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}], Verdict.WARN),
+        ([], Verdict.WARN),
+    ],
+)
+def test_groups_that_keep_the_instances_of_a_job_apart_are_a_warning(
+    world: World, region: Services, rules: list[Json], verdict: Verdict
+) -> None:
+    world.rules = rules
+
+    def groups(nodes: int) -> Finding:
+        [found] = [one for one in examine(region, launch(nodes=nodes, **NETWORK)) if one.name == "security groups"]
+        return found
+
+    assert groups(2).verdict is verdict
+    assert groups(1).verdict is Verdict.OK
+
+
 def test_a_zone_without_a_mount_target(world: World) -> None:
     world.mount_zones = {"usw2-az2"}
     assert "has no mount target in us-west-2a" in refused(world, {"channels": [EFS], **NETWORK}).what

@@ -116,15 +116,15 @@ def test_cancel_of_a_job_that_ends_meanwhile_does_nothing(world: World) -> None:
         ("ClientError: No space left on device", "disk full"),
         (
             "ClientError: Artifact upload failed:Please ensure that the subnet's route table has a route to an S3 VPC "
-            "endpoint or a NAT device, and both the security groups and the subnet's network ACL allow outbound traffic",
+            "endpoint or a NAT device, and both the security groups and the subnet's network ACL allow …",
             "network",
         ),
         ("ClientError: Failed to download data. ListObjectsV2 failed: Unable to execute request to S3", "network"),
         ("ClientError: Data download failed:PermanentRedirect (301): The bucket is in this region: …", "bucket region"),
         ("ClientError: Please use an instance type with more memory, or reduce the size of job data", "host memory"),
         (
-            "ClientError: CannotStartContainerError. Please make sure the container can be run with 'docker run <image> "
-            "train'.",
+            "ClientError: CannotStartContainerError. Please make sure the container can be run with 'docker run "
+            "<image> train'.",
             "entry point",
         ),
     ],

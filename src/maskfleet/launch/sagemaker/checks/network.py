@@ -25,7 +25,7 @@ def network_findings(services: Services, launch: SageMakerLaunch) -> Iterator[Fi
         yield subnets
         return
     yield from (_route(services, subnet) for subnet in subnets)
-    yield _groups(services, launch.security_groups, {one["VpcId"] for one in subnets})
+    yield _groups(services, launch.security_groups, {one["VpcId"] for one in subnets}, nodes=launch.nodes)
     for channel in launch.channels:
         if channel.source == "efs":
             yield _efs(services, channel, subnets)
@@ -105,7 +105,8 @@ def _way_to_s3(services: Services, subnet: Json) -> str | None:
     return None
 
 
-def _groups(services: Services, wanted: Sequence[str], networks: set[str]) -> Finding:
+def _groups(services: Services, wanted: Sequence[str], networks: set[str], *, nodes: int) -> Finding:
+    """Whether the groups are in the network of the subnets, and let several instances reach each other."""
     name = "security groups"
 
     def check() -> Finding:
@@ -120,9 +121,22 @@ def _groups(services: Services, wanted: Sequence[str], networks: set[str]) -> Fi
         if others or len(networks) > 1:
             what = "the job's subnets and security groups are not all in one VPC"
             return lacking(name, "in another VPC", what, "name subnets and security_groups of the same VPC")
+        if nodes > 1 and not any(_admits(rule, wanted) for one in found for rule in one.get("IpPermissions", ())):
+            # No refusal: several narrow rules together may be enough.
+            remedy = "let one of them admit all traffic from itself, or the ranks cannot reach each other"
+            return Finding(PLACE, name, Verdict.WARN, "no rule admits all TCP ports of the other instances", remedy)
         return Finding(PLACE, name, Verdict.OK, ", ".join(wanted))
 
     return unless_denied(name, _EC2, check)
+
+
+def _admits(rule: Json, groups: Sequence[str]) -> bool:
+    """Whether an inbound rule opens all TCP ports to members of `groups`, or to addresses."""
+    is_wide = rule["IpProtocol"] == "-1" or (
+        rule["IpProtocol"] == "tcp" and rule["FromPort"] <= 1024 and rule["ToPort"] == 65_535
+    )
+    members = {pair.get("GroupId") for pair in rule.get("UserIdGroupPairs", ())}
+    return is_wide and bool(rule.get("IpRanges") or rule.get("PrefixListIds") or members & {*groups})
 
 
 def _efs(services: Services, channel: SageMakerChannel, subnets: list[Json]) -> Finding:
