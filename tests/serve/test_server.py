@@ -108,6 +108,8 @@ def test_a_batch_in_base64_is_answered_in_order(server: AppServer) -> None:
     single = ask(server, json.dumps({"image": TEXT}), "application/json; charset=utf-8")[1]
     assert single == ask(server, JPEG)[1]
     assert single == ask(server, json.dumps({"img_id": 3, "img_data": TEXT}), "application/json")[1]
+    old = {"img_id": 3, "img_data": TEXT, "score_threshold": 1, "mask_threshold": 0.5, "rpn": False}
+    assert ask(server, json.dumps(old), "application/json")[1]["detections"] == []
     for body in ([TEXT, other], {"images": ["data:image/jpeg;base64," + TEXT, other]}):
         status, answer = ask(server, json.dumps(body), "application/json")
         assert status == 200

@@ -114,7 +114,8 @@ def _query_of_json(body: bytes, default_score: float | str) -> Query:
     if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_IMAGES:
         raise RequestError(400, f"images is not a list of 1 to {MAX_IMAGES} images", remedy=_JSON_REMEDY)
     images = [_from_base64(one, number) for number, one in enumerate(listed)]
-    return Query(images, is_batch, _score(content.get("score", default_score)))
+    old_score = content.get("score_threshold", default_score)  # beside `img_data` in AWS Samples' requests
+    return Query(images, is_batch, _score(content.get("score", old_score)))
 
 
 def decoded_images(images: list[bytes]) -> list[Pixels]:
