@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from maskfleet.cli.main import app
 from maskfleet.config.launch import LocalLaunch
 from maskfleet.config.recipes import recipe
+from maskfleet.errors import LaunchError
 from maskfleet.launch.explain import explain_job
 from maskfleet.launch.job import JobState, JobStatus, job_for
 from maskfleet.launch.local.backend import LocalBackend
@@ -22,6 +23,7 @@ from maskfleet.launch.supervise.lost_hosts import HostMonitor
 from maskfleet.launch.supervise.prepare import refuse_running
 from maskfleet.launch.supervise.state.kept_lines import KeptLines
 from maskfleet.launch.supervise.status import log_lines, status_of
+from maskfleet.launch.supervise.status import main as remote
 from maskfleet.system.machine import machine_id
 from maskfleet.system.process import RecordingShell
 
@@ -161,6 +163,35 @@ def test_a_folder_that_cannot_be_read_for_a_moment_keeps_its_content(
     monkeypatch.setattr(Path, "read_bytes", fails)
     assert (folder.endpoint(), folder.outcome(), folder.heartbeat(0)) == known
     assert JobFolder(finished).outcome() is None, "nothing was known before"
+
+
+def test_a_run_of_another_user_is_an_error_that_names_it(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = Path.stat
+
+    def refused(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if self.is_relative_to(finished / "launch"):
+            raise PermissionError(13, os.strerror(13), str(self))
+        return stat(self, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", refused)  # as root, which may read everything
+    for command in ("status", "explain", "logs", "cancel"):
+        done = CliRunner().invoke(app, [command, f"local://{finished}"])
+        assert isinstance(done.exception, LaunchError), (command, done.exception)
+        assert done.exception.what == f"{finished} cannot be read: Permission denied"
+    listed = CliRunner().invoke(app, ["runs", str(finished.parent), "--json"])
+    assert listed.exit_code == 0
+    assert [one["run"] for one in json.loads(listed.stdout)] == [str(finished)]
+
+
+@pytest.mark.parametrize("name", ["outcome.json", "host-0/lock"])
+def test_what_keeps_cancel_from_writing_is_an_error_that_names_the_file(finished: Path, name: str) -> None:
+    path = finished / "launch" / name
+    path.unlink(missing_ok=True)
+    path.mkdir()  # as root, which may write everywhere
+    done = CliRunner().invoke(app, ["cancel", f"local://{finished}"])
+    assert isinstance(done.exception, LaunchError), done.exception
+    assert str(path) in done.exception.what
+    assert remote([str(finished), "stop"]) == 3, "the same on a host that SSH reaches"
 
 
 @pytest.fixture

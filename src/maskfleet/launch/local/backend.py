@@ -93,9 +93,15 @@ class LocalBackend(Backend):
         run_dir = Path(handle.path)
         if status_of(run_dir).state is JobState.UNKNOWN:
             return
-        JobFolder(run_dir).request_cancel()
-        left = stop(run_dir, 0)
-        remove_persisted(run_dir, 0)
+        try:
+            JobFolder(run_dir).request_cancel()
+            left = stop(run_dir, 0)
+            remove_persisted(run_dir, 0)
+        except OSError as error:
+            raise LaunchError(
+                f"cannot cancel {run_dir}: {error.filename or 'it'}: {error.strerror}",
+                remedy="check the disk space and whose files they are, then cancel again",
+            ) from error
         if left:
             raise LaunchError(f"processes {left} cannot be killed", remedy="they hang in the kernel: check the disk")
 

@@ -73,7 +73,12 @@ def _local(run_dir: Path, now: float) -> RunSummary:
         _content(run_dir / LOG_FILE, ends=LOG_PART).decode(errors="replace"),
         changed_at,
     )
-    return summary_of(files, now=now, job=status_of(run_dir).state, is_locked=is_held_here(run_dir / ".lock"))
+    try:
+        job = status_of(run_dir).state
+    except LaunchError as error:
+        logger.warning("%s", error.what)
+        job = None
+    return summary_of(files, now=now, job=job, is_locked=is_held_here(run_dir / ".lock"))
 
 
 def _content(path: Path, *, ends: int | None = None) -> bytes:

@@ -186,7 +186,13 @@ class JobFolder:
 
     def exists(self) -> bool:
         """Whether a job was ever launched here, even if its files are damaged."""
-        return (self.path / "job.json").exists()
+        try:
+            return (self.path / "job.json").exists()
+        except OSError as error:
+            raise LaunchError(
+                f"{self.run_dir} cannot be read: {error.strerror}",
+                remedy="ask as the user who launched the run, and check the file system",
+            ) from error
 
     def job(self) -> Job:
         """What to run; a folder without a job is an error."""

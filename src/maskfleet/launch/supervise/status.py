@@ -242,7 +242,9 @@ def main(arguments: list[str]) -> int:
         return _answer(asked)
     except MaskfleetError as error:
         print(error, file=sys.stderr)
-        return 3  # not 2: with that a shell reports a missing script, and so a missing job
+    except OSError as error:
+        print(f"{error.filename or asked.run_dir}: {error.strerror}", file=sys.stderr)
+    return 3  # not 2: with that a shell reports a missing script, and so a missing job
 
 
 def _answer(asked: argparse.Namespace) -> int:
