@@ -86,6 +86,8 @@ def test_the_first_host_alive_leads_when_the_leader_is_lost(tmp_path: Path) -> N
 
 def test_the_first_failure_is_the_one_that_the_others_only_noticed(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path)
+    for host in (0, 1):
+        folder.host(host).mkdir(parents=True)
     write_exit(folder, 0, 3, Exit(2, 0, 10.0))
     write_exit(folder, 1, 3, Exit(137, 5, 11.0))
     assert first_failure(exits(folder, [0, 1, 2], 3)) == (1, Exit(137, 5, 11.0))
@@ -97,6 +99,7 @@ def test_the_first_failure_is_the_one_that_the_others_only_noticed(tmp_path: Pat
 
 def test_a_job_that_is_launched_again_forgets_how_its_ranks_ended(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path)
+    folder.host(0).mkdir(parents=True)
     write_exit(folder, 0, 0, Exit(2, 0, 10.0))
     write_job_files(tmp_path, {"launch/job.json": job().to_json()})
     assert exits(folder, [0], 0) == {}

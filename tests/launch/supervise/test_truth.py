@@ -179,6 +179,7 @@ def test_a_supervisor_that_replaces_another_says_so(tmp_path: Path) -> None:
 
 def test_a_second_supervisor_is_reported_once(tmp_path: Path) -> None:
     folder = Watched(tmp_path, hosts=1).folder
+    (folder.host(0) / "lock").touch()
     for _ in range(3):
         report_second_supervisor(folder, 0, "another process is supervising a (process 12 on node1)")
     (event,) = folder.events()

@@ -53,7 +53,7 @@ def start_child(
     Rank 0 inherits the `listening` socket. mpirun would close it: there rank 0 listens on its port after us.
     """
     logs = ranks_folder(folder, index, endpoint.generation)
-    logs.mkdir(parents=True, exist_ok=True)
+    logs.mkdir(exist_ok=True)  # not its parents: the run may have been deleted
     os.utime(logs)  # the folder may be left from before the job was launched again
     store = store_folder(folder, index, endpoint.generation) / "ranks"
     shutil.rmtree(store.parent, ignore_errors=True)

@@ -13,7 +13,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -115,6 +115,11 @@ class HostStarter:
     def __init__(self, folder: JobFolder, job: Job) -> None:
         self._folder, self._job = folder, job
         self._attempts: dict[int, tuple[Running, float]] = {}
+
+    def start_all(self, hosts: Iterable[int]) -> None:
+        """Try to start the supervisor of each of `hosts`."""
+        for host in hosts:
+            self.start(host)
 
     def start(self, host: int) -> None:
         """Try to start the supervisor of `host`, unless the last attempt is recent; does not wait for the answer."""

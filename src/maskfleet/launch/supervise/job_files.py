@@ -229,6 +229,10 @@ class JobFolder:
         """How the run ended; None before that."""
         return self.read(self.path / "outcome.json", Outcome)
 
+    def is_over(self) -> bool:
+        """Whether the run has ended, or was asked to."""
+        return self.cancel_requested() or self.outcome() is not None
+
     def write_outcome(self, state: str, exit_code: int, why: str = "") -> None:
         """Write how the run ended, unless another host has done so."""
         text = json.dumps({"state": state, "exit_code": exit_code, "why": why, "time": time.time()})

@@ -149,7 +149,7 @@ def store_folder(folder: JobFolder, host: int, generation: int) -> Path:
 def write_exit(folder: JobFolder, host: int, generation: int, end: Exit) -> None:
     """Record how the ranks of a host ended; the leader reads it."""
     own = ranks_folder(folder, host, generation)
-    own.mkdir(parents=True, exist_ok=True)
+    own.mkdir(exist_ok=True)  # not its parents: the run may have been deleted
     write_atomically(own / EXIT_FILE, json.dumps(asdict(end)))
 
 

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
@@ -25,7 +24,7 @@ from maskfleet.launch.persist.install import remove_at_end
 from maskfleet.launch.supervise.child import ABORT_GRACE_S, SAVE_GRACE_S, STOPPED_CODES, Child, grace_after, write_line
 from maskfleet.launch.supervise.commands import STOPPED, local_address, start_child
 from maskfleet.launch.supervise.connectivity import Connectivity, HostStarter
-from maskfleet.launch.supervise.job_files import Endpoint, Job, JobFolder, event_line, stamp
+from maskfleet.launch.supervise.job_files import Endpoint, Job, JobFolder, event_line
 from maskfleet.launch.supervise.lost_hosts import HEARTBEAT_S, LOST_S, HostMonitor
 from maskfleet.launch.supervise.membership import (
     LEFT,
@@ -42,6 +41,7 @@ from maskfleet.launch.supervise.membership import (
 from maskfleet.launch.supervise.processes import job_id, kill_all
 from maskfleet.launch.supervise.state.heartbeat import Heartbeats, HostReport, report_second_supervisor
 from maskfleet.launch.supervise.state.kept_lines import KeptLines
+from maskfleet.launch.supervise.state.own_folder import FOLDER_GONE, OwnFolder
 from maskfleet.system.lock import LockHeldError, locked
 from maskfleet.system.machine import gpu_errors
 from maskfleet.system.network import listening_socket
@@ -59,6 +59,7 @@ class Supervisor:
         self.folder = JobFolder(run_dir)
         self.job: Job = self.folder.job()
         self.index, self.own = index, self.folder.host(index)
+        self.own_folder = OwnFolder(self.folder, index)
         self.output = KeptLines(self.own / "output.log", echo=echo)
         self.events = KeptLines(self.own / "events.jsonl", durable=True)
         self.job_id = job_id(run_dir)
@@ -136,7 +137,7 @@ class Supervisor:
 
         def complete() -> bool:
             self._report_host_changes()
-            self._restart_lost_hosts()
+            self.starter.start_all(self.monitor.lost())
             return self.hosts.are_complete()
 
         if not self._wait(lambda: self._must_stop() or complete(), self.job.join_s):
@@ -193,7 +194,9 @@ class Supervisor:
             time.sleep(TICK_S)
 
     def _stop_at_the_end(self, child: Child) -> None:
-        if self.folder.cancel_requested() or self.stop_requested:
+        if self.own_folder.is_gone():
+            child.stop(LOST_GRACE_S)
+        elif self.folder.cancel_requested() or self.stop_requested:
             child.stop(SAVE_GRACE_S + ABORT_GRACE_S)
         else:  # another host has finished: this one is about to
             self._wait(lambda: child.exit_code() is not None, 30)
@@ -210,7 +213,7 @@ class Supervisor:
             return Interruption(LOST_GRACE_S)
         if not self.leadership.is_own():
             return None
-        self._restart_lost_hosts()
+        self.starter.start_all(self.monitor.lost())
         if any(self.monitor.is_lost(host) for host in endpoint.members):
             self._log_event("stopping the ranks that wait for a lost host; they resume from the last checkpoint")
             return Interruption(LOST_GRACE_S, regroup="before")
@@ -221,6 +224,8 @@ class Supervisor:
 
     def _report_exit(self, code: int, rank: int | None) -> None:
         """Tell the leader how the ranks of this host ended; it decides what follows."""
+        if self.own_folder.is_gone():
+            return
         if code != 0:
             who = f"rank {rank}" if rank is not None else "the ranks"
             self._log_event(f"{who} on {self.hosts.named(self.index)} ended with code {code}")
@@ -316,14 +321,11 @@ class Supervisor:
     def _end(self, state: str, code: int, why: str = "") -> None:
         persistently(lambda: self.folder.write_outcome(state, code, why), give_up=self._stops)
 
-    def _restart_lost_hosts(self) -> None:
-        """Start the supervisor of each lost host over SSH, as soon as the host is reachable."""
-        for host in self.monitor.lost():
-            self.starter.start(host)
-
     def _finish(self) -> int:
         kill_all(self.job_id)
         self.starter.close()
+        if self.own_folder.is_gone():
+            return FOLDER_GONE
         if self.folder.cancel_requested():
             self._end("cancelled", 128 + signal.SIGTERM)
         outcome = self.folder.outcome()
@@ -340,7 +342,7 @@ class Supervisor:
         return outcome.exit_code
 
     def _is_over(self) -> bool:
-        return self.stop_requested or self.folder.cancel_requested() or self.folder.outcome() is not None
+        return self.stop_requested or self.folder.is_over() or self.own_folder.is_gone()
 
     def _must_stop(self) -> bool:
         """Whether this generation is over for this host."""
@@ -380,8 +382,6 @@ def supervise(run_dir: Path, index: int, *, lock_s: float = EXIT_GRACE_S, echo: 
         try:
             stack.enter_context(locked(own / "lock", f"supervising {run_dir}", wait_s=lock_s))
         except LockHeldError as error:
-            since = datetime.fromtimestamp((own / "lock").stat().st_mtime, UTC).isoformat(timespec="seconds")
-            print(f"{stamp()} host {index} has a supervisor since {since}: {error.what}", file=sys.stderr, flush=True)
             report_second_supervisor(JobFolder(run_dir), index, error.what)
             return ALREADY_SUPERVISED
         supervisor = Supervisor(run_dir, index, echo=echo)

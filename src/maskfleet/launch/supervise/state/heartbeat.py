@@ -7,13 +7,15 @@ for as long as the supervisor lives. Events and log lines wait in memory meanwhi
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from maskfleet.launch.job import LostTime
-from maskfleet.launch.supervise.job_files import Heartbeat, JobFolder, event_line
+from maskfleet.launch.supervise.job_files import Heartbeat, JobFolder, event_line, stamp
 from maskfleet.launch.supervise.lost_hosts import HEARTBEAT_S, LOST_S, HostMonitor
 from maskfleet.launch.supervise.state.kept_lines import KeptLines
 from maskfleet.launch.supervise.state.progress import Observation, StepWatch
@@ -168,6 +170,8 @@ class Heartbeats:
 
 def report_second_supervisor(folder: JobFolder, index: int, why: str) -> None:
     """Log, once, that another supervisor of the host was started and exits because the first one is there."""
+    since = datetime.fromtimestamp((folder.host(index) / "lock").stat().st_mtime, UTC).isoformat(timespec="seconds")
+    print(f"{stamp()} host {index} has a supervisor since {since}: {why}", file=sys.stderr, flush=True)
     what = f"another supervisor of host {index} was started, and exits: {why}"
     path = folder.host(index) / "events.jsonl"
     if not any(event.what == what for event in folder.events()):
