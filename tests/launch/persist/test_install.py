@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,6 +156,24 @@ def test_after_a_boot_the_run_continues_unless_it_has_ended(
     resume(run_dir, 0, start=lambda run_dir, index: starts.append(index), boot=boot)
     assert starts == started
     assert (account.table == OTHERS) is ended
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EIO, errno.ENOTCONN, errno.EACCES])
+def test_after_a_boot_it_waits_for_the_shared_folder(
+    number: int, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts, waits, real = list[int](), list[float](), Path.stat
+
+    def fails(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if len(waits) < 3 and path.name == "job.json":
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", fails)
+    monkeypatch.setattr(time, "sleep", waits.append)
+    boot = boot_of(Account(OTHERS), tmp_path)
+    resume(run_dir, 0, start=lambda run_dir, index: starts.append(index), boot=boot)
+    assert (len(waits), starts) == (3, [0])
 
 
 def test_a_host_that_shares_the_home_directory_starts_nothing(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,12 +92,19 @@ def remove_at_end(run_dir: Path, index: int, say: Callable[[str], None], *, boot
 def resume(run_dir: Path, index: int, *, start: Callable[[Path, int], None], boot: Boot | None = None) -> None:
     """After a boot: wait for the shared folder, then start the supervisor; a run that has ended is removed instead."""
     folder, deadline = JobFolder(run_dir), time.monotonic() + MOUNT_S
-    while not folder.exists() and time.monotonic() < deadline:
+    while not _is_there(folder) and time.monotonic() < deadline:
         time.sleep(5)
-    if folder.exists() and folder.outcome() is None and not folder.cancel_requested():
+    if _is_there(folder) and folder.outcome() is None and not folder.cancel_requested():
         start(run_dir, index)
     else:
         remove(run_dir, index, boot=boot or Boot.here())
+
+
+def _is_there(folder: JobFolder) -> bool:
+    try:
+        return folder.exists()
+    except LaunchError:
+        return False  # its file system is not ready yet
 
 
 def resume_script(run_dir: Path, index: int, env: Mapping[str, str]) -> str:
