@@ -25,7 +25,7 @@ class Client:
         self.env = {**os.environ, "HOME": str(cluster.client_home), "OMP_NUM_THREADS": "1"}
         self.env.pop("SSH_AUTH_SOCK", None)
 
-    def __call__(self, *arguments: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *arguments: str, timeout_s: float = 900) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "maskfleet", *arguments],
             capture_output=True,
@@ -64,7 +64,7 @@ class Client:
         assert done.stdout, done.stderr
         return json.loads(done.stdout)
 
-    def finish(self, handle: str, timeout_s: float = 240) -> str:
+    def finish(self, handle: str, timeout_s: float = 900) -> str:
         """Follow the run until it finishes; returns its output."""
         done = self("logs", "-f", handle, timeout_s=timeout_s)
         assert self.status(handle)["state"] == "done", done.stdout + done.stderr
@@ -75,7 +75,7 @@ def run_dir_of(handle: str) -> Path:
     return Path(parse_handle(handle).path)
 
 
-def until(condition: Callable[[], object], timeout_s: float = 240) -> None:
+def until(condition: Callable[[], object], timeout_s: float = 900) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "timed out"

@@ -35,11 +35,11 @@ class Pod:
     def log(self) -> str:
         return self._log.read_text()
 
-    def ended(self, timeout_s: float = 240) -> int:
+    def ended(self, timeout_s: float = 900) -> int:
         """Exit code of its main process."""
         return self._process.wait(timeout_s)
 
-    def exec(self, command: Sequence[str], timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+    def exec(self, command: Sequence[str], timeout_s: float = 900) -> subprocess.CompletedProcess[str]:
         """Run a command in the pod, as probes and hooks do."""
         until(self._first)
         inside = ["nsenter", "--target", self._first(), "--mount", "--uts", "--net", "--pid", "--root", "--wd=/"]
