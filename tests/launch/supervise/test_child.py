@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -11,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from maskfleet.launch.explain import explain_job
 from maskfleet.launch.supervise import child
 from maskfleet.launch.supervise.child import RankProcesses, rank_variables, run_ranks
+from maskfleet.launch.supervise.job_files import Host, Job
+from maskfleet.launch.supervise.prepare import write_job_files
 from maskfleet.launch.supervise.state.kept_lines import KeptLines
 
 LONG_S = 120
@@ -128,3 +132,16 @@ def test_ranks_in_the_foreground_save_on_ctrl_c(tmp_path: Path, capfd: pytest.Ca
     interrupt = SAVES.replace("while not", f"os.kill({os.getpid()}, 2) if os.environ['RANK'] == '1' else 0\nwhile not")
     assert run(tmp_path, interrupt) == 128 + signal.SIGTERM
     assert "saved after 1 signals" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("starter", ["supervisor", "mpirun"])
+def test_a_job_that_cannot_be_started_fails_after_its_restarts_and_is_explained(tmp_path: Path, starter: str) -> None:
+    missing, run_dir = tmp_path / "none", tmp_path / "runs" / "a"
+    job = Job("a", starter, (Host("localhost", 2),), 1, 1, 0, str(missing))
+    write_job_files(run_dir, {"launch/job.json": job.to_json()})
+    argv = [sys.executable, "-m", "maskfleet.launch.supervise.supervisor", str(run_dir), "0"]
+    assert subprocess.run(argv, timeout=240, check=False).returncode == 1
+    explained = explain_job(run_dir)
+    assert "The run is failed: the ranks ended with code 2 after 1 restarts." in explained
+    assert f"error: there is no folder {missing} to run " in explained
+    assert "→ create it, then try again" in explained

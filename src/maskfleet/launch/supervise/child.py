@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
+from maskfleet.errors import MaskfleetError
 from maskfleet.launch.supervise.job_files import stamp
 from maskfleet.launch.supervise.processes import kill_all, processes_of, send_signal, wrappers_of
 from maskfleet.launch.supervise.state.kept_lines import KeptLines
@@ -159,6 +160,26 @@ class Mpirun:
         """After mpirun has exited: kill processes that are left, and write the last lines."""
         kill_all(self._job)
         self._writer.join(timeout=5)
+
+
+class NotStarted:
+    """In place of processes that could not be started: they ended with `error`, which is written to `output`."""
+
+    failed_rank: int | None = None
+
+    def __init__(self, error: MaskfleetError, output: Lines) -> None:
+        self._code = error.exit_code
+        for line in f"error: {error}".splitlines():
+            output.add(f"{stamp()} {line}\n".encode())
+
+    def exit_code(self) -> int | None:
+        return self._code
+
+    def stop(self, grace_s: float) -> None:
+        """Nothing runs."""
+
+    def clean_up(self) -> None:
+        """Nothing is left."""
 
 
 def run_ranks(argv: Sequence[str], count: int, *, env: Mapping[str, str], folder: Path) -> int:

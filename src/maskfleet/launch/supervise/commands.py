@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from socket import socket
 
+from maskfleet.errors import MaskfleetError
 from maskfleet.launch.address import bare_address
-from maskfleet.launch.supervise.child import Child, Mpirun, RankProcesses, rank_variables
+from maskfleet.launch.supervise.child import Child, Mpirun, NotStarted, RankProcesses, rank_variables
 from maskfleet.launch.supervise.job_files import Endpoint, Job, JobFolder
 from maskfleet.launch.supervise.membership import ranks_folder, store_folder
-from maskfleet.launch.supervise.processes import JOB_VARIABLE, job_id
+from maskfleet.launch.supervise.processes import JOB_VARIABLE, job_id, kill_all
 from maskfleet.launch.supervise.state.kept_lines import KeptLines
 from maskfleet.system.network import interface_with, source_address
 from maskfleet.system.rank_variables import ATTEMPT, HOSTS, STORE_FILE, STORE_SOCKET, hosts_value
@@ -50,7 +51,8 @@ def start_child(
 ) -> Child:
     """Start the ranks of host `index`, or mpirun for those of all members; `hosts` has the addresses of those alive.
 
-    Rank 0 inherits the `listening` socket. mpirun would close it: there rank 0 listens on its port after us.
+    Rank 0 inherits the `listening` socket. mpirun would close it: there rank 0 listens on its port after us. What
+    cannot be started has ended already, with an error in the output.
     """
     logs = ranks_folder(folder, index, endpoint.generation)
     logs.mkdir(exist_ok=True)  # not its parents: the run may have been deleted
@@ -58,20 +60,24 @@ def start_child(
     store = store_folder(folder, index, endpoint.generation) / "ranks"
     shutil.rmtree(store.parent, ignore_errors=True)
     run_dir, cwd = folder.run_dir, Path(job.cwd).expanduser()
-    if job.starter == "mpirun":
-        env = environment(job, run_dir, index, os.environ)
-        if os.getuid() == 0:
-            env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        for stale in folder.path.glob(f"host-*/{STOPPED}"):
-            stale.unlink(missing_ok=True)
-        members = {host: address for host, address in hosts.items() if host in endpoint.members}
-        argv = mpirun(job, run_dir, logs, hosts=members, endpoint=endpoint, store=store)
-        return Mpirun(argv, cwd=cwd, env=env, output=output, job=job_id(run_dir))
-    ranks = rank_environments(job, run_dir, index=index, endpoint=endpoint, base=os.environ, store=store)
-    if listening is not None:
-        ranks[0][STORE_SOCKET] = str(listening.fileno())
-    argv = [sys.executable, *train_command(run_dir)]
-    return RankProcesses(argv, ranks, cwd=cwd, output=output, job=job_id(run_dir))
+    try:
+        if job.starter == "mpirun":
+            env = environment(job, run_dir, index, os.environ)
+            if os.getuid() == 0:
+                env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+            for stale in folder.path.glob(f"host-*/{STOPPED}"):
+                stale.unlink(missing_ok=True)
+            members = {host: address for host, address in hosts.items() if host in endpoint.members}
+            argv = mpirun(job, run_dir, logs, hosts=members, endpoint=endpoint, store=store)
+            return Mpirun(argv, cwd=cwd, env=env, output=output, job=job_id(run_dir))
+        ranks = rank_environments(job, run_dir, index=index, endpoint=endpoint, base=os.environ, store=store)
+        if listening is not None:
+            ranks[0][STORE_SOCKET] = str(listening.fileno())
+        argv = [sys.executable, *train_command(run_dir)]
+        return RankProcesses(argv, ranks, cwd=cwd, output=output, job=job_id(run_dir))
+    except MaskfleetError as error:  # no such folder, no mpirun, no more processes
+        kill_all(job_id(run_dir))  # of several ranks, some may have started
+        return NotStarted(error, output)
 
 
 def train_command(run_dir: Path) -> list[str]:
