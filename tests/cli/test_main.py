@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -11,9 +12,12 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import typer.main
 
+import maskfleet.cli.main as main_module
 from maskfleet import __version__
 from maskfleet.config.recipes import RECIPES, recipe
+from maskfleet.system.files import write_atomically
 
 
 def maskfleet(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -137,3 +141,23 @@ def test_mistakes_end_in_one_message_and_no_traceback(arguments: tuple[str, ...]
     assert done.stderr.startswith("error: ")
     assert "→" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "environment.json"
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    command = typer.main.get_command(main_module.app)
+    command.callback = lambda **options: write_atomically(path, "x")
+    monkeypatch.setattr(main_module, "get_command", lambda app: command)
+    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(sys, "argv", ["maskfleet", "runs", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main_module.main()
+    assert ended.value.code == 2
+    message = f"error: cannot write {path}: No space left on device → free disk space, then run the same command again"
+    assert "".join(capsys.readouterr().err.split()) == message.replace(" ", "")

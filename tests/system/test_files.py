@@ -98,7 +98,7 @@ def test_a_full_disk_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left on device"):
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/file'"):
         write_atomically(tmp_path / "file", "after")
     assert names(tmp_path) == ["file"]
     assert (tmp_path / "file").read_text() == "before"

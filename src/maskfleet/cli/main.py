@@ -37,6 +37,7 @@ from maskfleet.cli import weights as weights_command
 from maskfleet.cli.console import print_error
 from maskfleet.cli.options import hide_types_of_flags
 from maskfleet.errors import MaskfleetError
+from maskfleet.system.files import FULL_DISK
 
 app = typer.Typer(
     name="maskfleet",
@@ -114,3 +115,12 @@ def main() -> None:
     except MaskfleetError as error:
         print_error(error)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        full = MaskfleetError(
+            f"cannot write {error.filename or 'a file'}: {error.strerror}",
+            remedy="free disk space, then run the same command again",
+        )
+        print_error(full)
+        sys.exit(full.exit_code)

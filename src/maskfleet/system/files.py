@@ -30,6 +30,7 @@ from maskfleet.errors import MaskfleetError
 
 _TEMPORARIES = (".*.tmp", ".tmp*")  # ours, and those of safetensors
 _NAME_CHARACTERS = 40  # of the target's name in the temporary one: a file name has at most 255 bytes
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)  # writing raises them without a file name
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)  # some FUSE and network file systems; Windows
 
 
@@ -201,7 +202,9 @@ def _temporary(path: Path, folder: Path) -> Iterator[Path]:
     except BaseException as error:
         with suppress(OSError):  # what went wrong first matters more
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and str(error.filename) == str(temporary):
+        if isinstance(error, OSError) and (
+            str(error.filename) == str(temporary) or (error.filename is None and error.errno in FULL_DISK)
+        ):
             error.filename = str(path)
             del error.filename2  # that of a rename is the target, too
         raise
