@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -127,3 +128,87 @@ def test_the_demo_says_how_the_shell_finds_the_command(tmp_path: Path, monkeypat
     assert shell.stdout == "found\n"
     monkeypatch.setenv("PATH", f"{bin_}:/usr/bin:/bin")
     assert next(iter(next_steps(Path("demo/run"), Path("demo/shapes")))).startswith("maskfleet predict")
+
+
+@pytest.mark.parametrize(
+    ("given", "advised"),
+    [
+        (["--batch-size", "8"], "--set train.images_per_gpu=8"),
+        (["--epochs=3"], "--set train.epochs=3"),
+        (["--imgsz", "640", "--workers", "2"], "--set data.train_short_edge_px=640"),
+        (["--weights", "model.npz"], "--set train.weights=model.npz"),
+        (["--train.steps"], "--set train.steps=VALUE"),
+        (["lr=0.01", "epochs=3"], "--set train.base_lr=0.01 --set train.epochs=3"),
+        (["device=0"], "--device cuda:0"),
+        (["data=photos"], "--data photos"),
+    ],
+)
+def test_options_as_other_trainers_take_them_are_answered_with_ours(
+    given: list[str], advised: str, command: Command
+) -> None:
+    done = command("train", "run", *given)
+    assert done.returncode == 2
+    assert f"Write {advised}" in " ".join(done.stderr.replace("│", " ").split())
+    assert "Possible" not in done.stderr
+
+
+def test_an_option_that_means_nothing_gets_no_advice(command: Command) -> None:
+    for arguments in (["train", "run", "--projct", "x"], ["train", "run", "other=3"], ["predict", "run", "--lr", "3"]):
+        done = command(*arguments)
+        assert done.returncode == 2
+        assert "Write" not in done.stderr
+
+
+def test_an_attempt_that_failed_leaves_no_options_to_the_next(root: Path, command: Command) -> None:
+    def refused(*options: str | Path) -> str:
+        done = command("train", "run", *options)
+        assert done.returncode == 2
+        return done.stderr
+
+    data = ("--data", root, "--set", "data.num_workers=0")
+    assert "num_categories is 7" in refused(*data, "--set", "model.num_categories=7", "--set", "train.base_lr=7")
+    assert "num_categories is 9" in refused(*data, "--set", "model.num_categories=9")
+    shown = command("config", "show", "--config", "run/run.yaml", "--json")
+    assert json.loads(shown.stdout)["train"]["base_lr"] != 7
+    assert "num_categories is 9" in refused()  # without options it is the same attempt again
+
+
+def test_an_annotation_file_as_the_data_is_answered_with_its_folder(root: Path, command: Command) -> None:
+    done = command("train", "run", "--data", root / "annotations" / "instances_train.json")
+    assert "instances_train.json is a file, not a folder" in done.stderr
+    assert f"holds annotations/: {root}\n" in done.stderr
+
+
+def test_data_of_another_format_is_answered_with_how_to_convert_it(tmp_path: Path, command: Command) -> None:
+    (tmp_path / "yolo").mkdir()
+    (tmp_path / "yolo" / "data.yaml").write_text("names: [a]")
+    (tmp_path / "voc" / "Annotations").mkdir(parents=True)
+    (tmp_path / "labelme").mkdir()
+    (tmp_path / "labelme" / "1.json").write_text('{"version": "5.0", "shapes": []}')
+    for form in ("yolo", "voc", "labelme"):
+        for done in (command("train", "run", "--data", form), command("data", "inspect", form)):
+            assert done.returncode == 2
+            assert f"maskfleet data convert {form} NEW_FOLDER --from {form}" in done.stderr
+
+
+def test_coco_files_of_other_names_are_given_by_their_paths(root: Path, tmp_path: Path, command: Command) -> None:
+    (tmp_path / "mine").mkdir()
+    shutil.copy(root / "annotations" / "instances_train.json", tmp_path / "mine" / "_annotations.coco.json")
+    shutil.copytree(root / "train", tmp_path / "mine" / "train")
+    done = command("train", "run", "--data", "mine")
+    assert "labelme" not in done.stderr
+    (pattern,) = re.findall(r"--set '(data.train=[^']*)'", done.stderr)
+    paths = pattern.replace("FILE", "_annotations.coco.json").replace("FOLDER", "train")
+    options = ("--set", paths, "--set", paths.replace("data.train", "data.val"), "--set", "data.num_workers=0")
+    options = (*options, "--set", "model.num_categories=7")
+    assert (
+        "num_categories is 7, but the training data has 2" in command("train", "run", "--data", "mine", *options).stderr
+    )
+
+
+def test_predict_tells_when_the_run_is_not_the_first_argument(root: Path, tmp_path: Path, command: Command) -> None:
+    write_run_file(tmp_path / "run", recipe("demo"))
+    for model in ("run", "model.safetensors"):
+        done = command("predict", root / "val", model)
+        assert done.returncode == 2
+        assert "the run or the weights file comes first" in done.stderr

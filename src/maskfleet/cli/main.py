@@ -35,7 +35,7 @@ from maskfleet.cli import serve as serve_command
 from maskfleet.cli import train as train_command
 from maskfleet.cli import weights as weights_command
 from maskfleet.cli.console import print_error
-from maskfleet.cli.options import hide_types_of_flags
+from maskfleet.cli.options import hide_types_of_flags, suggest_fields
 from maskfleet.errors import MaskfleetError
 from maskfleet.system.files import FULL_DISK
 
@@ -110,6 +110,7 @@ def main() -> None:
             stream.reconfigure(line_buffering=True, write_through=False)
     command = get_command(app)
     hide_types_of_flags(command)
+    suggest_fields(command)
     try:
         command()
     except MaskfleetError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -86,3 +88,49 @@ def hide_types_of_flags(command: Any, parent: Any = None) -> None:
             parameter.metavar = ""
     for inner in getattr(command, "commands", {}).values():
         hide_types_of_flags(inner, context)
+
+
+def suggest_fields(command: Any) -> None:
+    """Let commands with --set answer `--batch-size 8` or `lr=0.1`, as other trainers take them, with what to write."""
+    if any(parameter.name == "set_" for parameter in command.params):
+        command.parse_args = partial(_parsed, command.parse_args)
+    for inner in getattr(command, "commands", {}).values():
+        suggest_fields(inner)
+
+
+def _parsed(parse: Callable[[Any, list[str]], Any], context: Any, arguments: list[str]) -> Any:
+    given = list(arguments)  # which parsing empties
+    try:
+        return parse(context, arguments)
+    except Exception as error:  # of click, whose module depends on the version of typer
+        message, option = getattr(error, "message", ""), getattr(error, "option_name", "")
+        if type(error).__name__ == "NoSuchOption":
+            advice = _instead_of(option.lstrip("-"), _value_after(option, given))
+        else:
+            extra = (one.partition("=") for one in given if "=" in one and not one.startswith("-") and one in message)
+            advice = " ".join(filter(None, (_instead_of(name, value) for name, _, value in extra)))
+        if advice:
+            error.message, error.possibilities = f"{message}. Write {advice}", ()  # type: ignore[attr-defined]
+        raise
+
+
+def _value_after(option: str, arguments: list[str]) -> str:
+    """What follows `option` or is joined to it by `=`, or else VALUE."""
+    for one, following in zip(arguments, [*arguments[1:], "-"], strict=True):
+        if one == option and not following.startswith("-"):
+            return following
+        if one.startswith(f"{option}="):
+            return one.partition("=")[2]
+    return "VALUE"
+
+
+def _instead_of(name: str, value: str) -> str | None:
+    from maskfleet.config.load import field_named
+
+    name = name.replace("-", "_").lower()
+    if name in ("device", "devices"):
+        return f"--device {f'cuda:{value}' if value.isdigit() else value}"
+    if name == "data":
+        return f"--data {value}"
+    field = field_named(name)
+    return f"--set {field}={value}" if field is not None else None

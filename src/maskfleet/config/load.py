@@ -141,7 +141,7 @@ def refuse_another_run(run_dir: Path, config: RunConfig) -> None:
     A run that failed before its first step has none, so that the next one may take its place.
     """
     path = run_dir / RUN_FILE
-    if not path.exists() or not _has_results(run_dir):
+    if not path.exists() or not has_results(run_dir):
         return
     changed = changes_of_run(load(path), config)
     if changed:
@@ -167,7 +167,8 @@ def _is_free_to_change(name: str) -> bool:
     return any(name.startswith(free) if free.endswith(".") else name == free for free in _FREE_TO_CHANGE)
 
 
-def _has_results(run_dir: Path) -> bool:
+def has_results(run_dir: Path) -> bool:
+    """Whether a run has logged or saved a step there."""
     metrics = run_dir / METRICS_FILE
     return any((run_dir / CHECKPOINTS).glob("step-*.json")) or (metrics.exists() and metrics.stat().st_size > 0)
 
@@ -261,10 +262,21 @@ _OTHER_NAMES = {
     "img_size": "data.train_short_edge_px",
     "image_size": "data.train_short_edge_px",
     "num_classes": "model.num_categories",
+    "weights": "train.weights",
+    "pretrained": "train.weights",
+    "checkpoint": "train.weights",
     "amp": "train.precision",
     "fp16": "train.precision",
     "seed": "train.seed",
 }
+
+
+def field_named(name: str) -> str | None:
+    """The field called `name`, by its path or its last part alone, or by other trainers."""
+    name = name.lower()
+    if name in _OTHER_NAMES or name in _FIELDS:
+        return _OTHER_NAMES.get(name, name)
+    return next((path for path, one in _FIELDS.items() if not one.is_section and path.endswith(f".{name}")), None)
 
 
 def _unknown(path: str, origin: str) -> ConfigError:

@@ -13,12 +13,14 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from maskfleet.config.load import RUN_FILE
 from maskfleet.errors import DataError
 from maskfleet.system.files import move_into_place
 from maskfleet.system.web.ranges import read_whole, shown
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"}
 MAX_DOWNLOAD_BYTES = 200_000_000
+WEIGHTS_SUFFIXES = {".safetensors", ".npz", ".pth", ".pt", ".pkl"}
 VIDEO_SUFFIXES = {".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v"}
 Picture = NDArray[np.uint8]
 
@@ -52,6 +54,7 @@ def find_sources(inputs: Sequence[str]) -> list[MediaFile]:
     """
     found: dict[Path | str, str] = {}
     missing: list[str] = []
+    is_model = False
     for text in inputs:
         if text.startswith(("https://", "http://")):
             found.setdefault(text, shown(text))
@@ -59,12 +62,15 @@ def find_sources(inputs: Sequence[str]) -> list[MediaFile]:
         members = list(_members(text))
         if not members:
             missing.append(text)
+            is_model |= (Path(text).expanduser() / RUN_FILE).is_file() or Path(text).suffix in WEIGHTS_SUFFIXES
         for path, name in members:
             found.setdefault(path, name)
     if missing:
         raise DataError(
             f"there is no image or video in: {', '.join(missing)}",
-            remedy="check the paths; a folder or pattern must hold files that end in "
+            remedy="the run or the weights file comes first, then the images"
+            if is_model
+            else "check the paths; a folder or pattern must hold files that end in "
             + ", ".join(sorted(IMAGE_SUFFIXES | VIDEO_SUFFIXES)),
         )
     outputs: set[str] = set()

@@ -58,7 +58,11 @@ KINDS: dict[str, tuple[Severity, str]] = {
     ),
     "segmentation-broken": ("error", "write the segmentation as a list of polygons or as {size, counts}"),
     "rle-broken": ("error", "encode the mask again with the size of its image"),
-    "image-missing": ("error", "copy the missing images, or remove them from the annotation file"),
+    "image-missing": (
+        "error",
+        "copy the missing images, correct their file_name (a path below the image folder, with /), or remove them from "
+        "the annotation file",
+    ),
     "image-empty": ("error", "copy the file again; it is empty"),
     "image-corrupt": ("error", "copy or download the file again; compare checksums with the original"),
     "image-truncated": ("error", "copy or download the file again; its end is missing"),

@@ -19,7 +19,14 @@ from maskfleet.data.files.root import DataRoot, open_root
 from maskfleet.data.inspect import statistics
 from maskfleet.data.inspect.selection import SelectedImage, choose_problem_samples, choose_samples
 from maskfleet.data.store.annotations import AnnotationStore, ImageRules, open_store
-from maskfleet.data.store.splits import SplitPaths, advised_folder, find_split, split_from_paths, split_names
+from maskfleet.data.store.splits import (
+    SplitPaths,
+    advised_folder,
+    find_split,
+    other_format,
+    split_from_paths,
+    split_names,
+)
 from maskfleet.errors import DataError
 
 REPORT_FORMAT = 1
@@ -198,12 +205,7 @@ def _names_under(root: Path | DataRoot) -> list[str]:
         )
     if any(root.glob("instances_*.json")):
         raise DataError(f"{root} has no annotations/instances_*.json", remedy=advised_folder(str(root)))
-    looks_like = {
-        "yolo": any(root.glob("*.yaml")) or any(root.glob("*.yml")),
-        "voc": (root / "Annotations").is_dir(),
-        "labelme": any(root.glob("*.json")),
-    }
-    form = next((form for form, found in looks_like.items() if found), None)
+    form = other_format(root)
     hint = f"; if this is {form}, run maskfleet data convert {root} NEW_FOLDER --from {form}" if form else ""
     raise DataError(
         f"{root} has no annotations/instances_*.json",

@@ -43,25 +43,25 @@ def read_image(
     million pixels is not decoded. `image_id` is None outside a data set. `upright` turns it as its EXIF data say.
     With `reduced` 2, 4 or 8 the pixels are those of an image smaller by this factor, rounded up.
     """
-    named = f"image {image_id}, {path}" if image_id is not None else f"image {path}"
+    named = f"image {image_id}, {path}," if image_id is not None else f"image {path}"
     or_skip = ", or set data.on_bad=skip to train without it" if image_id is not None else ""
     try:
         flags = cv2.IMREAD_COLOR if upright else DECODE_FLAGS
         pixels = decoded_file(path, max_mpx=max_mpx, flags=flags, reduced=reduced)
     except OSError as error:
         raise DataError(
-            f"{named}, cannot be read: {error.strerror or error}",
+            f"{named} cannot be read: {error.strerror or error}",
             remedy=f"restore the file{or_skip}",
         ) from error
     except ImageTooLargeError as error:
         or_raise = ", or raise data.max_image_mpx" if image_id is not None else ""
-        raise DataError(f"{named}, is too large: {error}", remedy=f"scale it down{or_raise}{or_skip}") from error
+        raise DataError(f"{named} is too large: {error}", remedy=f"scale it down{or_raise}{or_skip}") from error
     except ImageFileError as error:
-        raise DataError(f"{named}, is not a complete image: {error}", remedy=f"replace the file{or_skip}") from error
+        raise DataError(f"{named} is not a complete image: {error}", remedy=f"replace the file{or_skip}") from error
     if size is not None and pixels.shape[:2] != reduced_size(size, reduced):
         about = "about " if reduced > 1 else ""
         raise DataError(
-            f"{named}, is {about}{reduced * pixels.shape[0]} x {reduced * pixels.shape[1]} (height x width), but the "
+            f"{named} is {about}{reduced * pixels.shape[0]} x {reduced * pixels.shape[1]} (height x width), but the "
             f"annotations say {size[0]} x {size[1]}",
             remedy=f"correct width and height in the annotation file{or_skip}",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from maskfleet.data.files.root import DataRoot, FolderRoot, open_root
@@ -74,7 +75,27 @@ def advised_folder(name: str) -> str:
         if any((folder / "annotations").glob("instances_*.json")):
             shown = Path(os.path.relpath(folder)) if not Path(name).is_absolute() else folder
             return f"give the folder that holds annotations/: {shown}"
-    return "give the folder that holds annotations/; `maskfleet data convert` makes one of other formats"
+    form = other_format(Path(name))
+    if form is not None:
+        return f"if this is {form}, run maskfleet data convert {name} NEW_FOLDER --from {form} and give NEW_FOLDER"
+    return (
+        "give the folder that holds annotations/, or name your own files, below data.root: "
+        "--set 'data.train=[{annotations: FILE, images: FOLDER}]', and data.val in the same way"
+    )
+
+
+def other_format(folder: Path) -> str | None:
+    """The format that `folder` seems to have, of those that `maskfleet data convert` reads."""
+    if any(folder.glob("*.yaml")) or any(folder.glob("*.yml")):
+        return "yolo"
+    if (folder / "Annotations").is_dir():
+        return "voc"
+    return "labelme" if any(map(_is_labelme, islice(folder.glob("*.json"), 3))) else None
+
+
+def _is_labelme(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return b'"shapes"' in opened.read(65536)
 
 
 def _no_annotations(root: DataRoot) -> DataError:
@@ -82,6 +103,8 @@ def _no_annotations(root: DataRoot) -> DataError:
 
 
 def _expect_folder(root: DataRoot) -> None:
+    if isinstance(root, FolderRoot) and Path(root.name).expanduser().is_file():
+        raise DataError(f"{root.name} is a file, not a folder", remedy=advised_folder(root.name))
     if not root.exists():
         raise DataError(
             f"there is no folder {root.name}", remedy="give the folder that holds annotations/: --data, or data.root"
