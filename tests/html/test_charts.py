@@ -66,6 +66,14 @@ def test_a_few_huge_values_do_not_flatten_the_rest() -> None:
     assert second[1] < (TOP + BOTTOM) / 2
 
 
+def test_the_highest_of_a_few_values_is_drawn_where_it_is() -> None:
+    short = Series("short run", [(1.0, 4.0), (2.0, 0.5)])
+    others = [Series(str(n), [(1.0, 0.5), (2.0, 0.25)]) for n in range(4)]
+    lines = coordinates(line_chart([short, *others], title="T"))
+    assert lines[0][0][1] == pytest.approx(TOP + (BOTTOM - TOP) * 0.04 / 1.04, abs=0.1)
+    assert BOTTOM - lines[0][0][1] == pytest.approx(8 * (BOTTOM - lines[1][0][1]), abs=1)
+
+
 def test_a_chart_of_one_point_or_of_equal_values_can_be_drawn() -> None:
     for points in ([(5, 3.0)], [(5, 0.0)], [(1, 7.0), (2, 7.0)]):
         spots = coordinates(line_chart([Series("a", points)], title="T"))[0]

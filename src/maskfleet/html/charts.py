@@ -270,7 +270,7 @@ def _plot_of(series: Sequence[Series]) -> _Plot:
     xs = [x for one in series for x, _ in one.points]
     ys = sorted(y for one in series for _, y in one.points)
     low, high = min(ys[0], 0.0), ys[-1]
-    usual = ys[int(0.98 * (len(ys) - 1))]
+    usual = ys[math.ceil(0.98 * (len(ys) - 1))]
     if high > 3 * usual > 0:  # a few huge values, such as the first losses, would flatten all others
         high = 1.5 * usual
     if high <= low:

@@ -70,6 +70,11 @@ def test_the_head_shows_the_figures_that_matter(tmp_path: Path) -> None:
         assert figure in words.replace("\n", "")
 
 
+def test_one_step_is_singular(tmp_path: Path) -> None:
+    _, page = report(tmp_path, metrics=[training_line(1)])
+    assert "1 step, 0 epochs." in " ".join(page.text.split())
+
+
 def test_a_given_training_time_is_preferred_to_the_clock_of_the_metrics(tmp_path: Path) -> None:
     text, _ = report(tmp_path, facts={"training time": "2 h 05 min"})
     assert text.count("2 h 05 min") == 2

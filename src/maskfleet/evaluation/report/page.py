@@ -19,7 +19,7 @@ from maskfleet.evaluation.report.settings import settings_table
 from maskfleet.evaluation.report.training import time_use, training_charts
 from maskfleet.html.images import data_uri
 from maskfleet.html.page import render
-from maskfleet.log import duration_text
+from maskfleet.log import count_text, duration_text
 from maskfleet.system.files import write_atomically
 
 FILE = "report.html"
@@ -87,7 +87,7 @@ def _lead(run: ReportedRun) -> str:
     if not training:
         return "No training was recorded; the scores are those of the given weights."
     last = training[-1]
-    text = f"{int(last['step']):,} steps, {int(last['epoch']):,} epochs"
+    text = f"{count_text(int(last['step']), 'step')}, {count_text(int(last['epoch']), 'epoch')}"
     evaluated = [record for record in run.metrics if record.get("mAP(bbox)/IoU=0.5:0.95", -1) >= 0]
     if evaluated:
         best = max(evaluated, key=lambda record: record["mAP(bbox)/IoU=0.5:0.95"])
