@@ -254,6 +254,13 @@ def test_errors_are_text(page: Page, page_url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_commands_of_the_api_page_name_its_own_address(fresh: Page, page_url: str) -> None:
+    fresh.open(f"{page_url.rstrip('/')}/api")
+    fresh.wait(f"document.querySelector('pre').innerText.includes({json.dumps(page_url.rstrip('/') + '/detect')})")
+    assert ":8000" not in fresh.text("main")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 def test_it_fits_a_phone_in_light_and_dark(fresh: Page, photo: Path, dark: bool) -> None:
     fresh.size(390, 844, dark=dark)

@@ -85,7 +85,7 @@ def test_legends_tooltips_sorting_and_pictures_work(page: Page, files: dict[str,
     page.click(f"{first} .legend button")
     assert page.run(f"document.querySelector('{first} g[data-series]').classList.contains('off')")
     page.move_to(*page.middle(f"{first} svg"))
-    assert page.text(f"{first} .tip").startswith("step ")
+    page.wait(f"document.querySelector('{first} .tip').innerText.startsWith('step ')")
     classes = "[...document.querySelectorAll('.sortable tr')].slice(1).map((row) => row.cells[0].innerText)"
     before = page.run(classes)
     page.click(".sortable th button")

@@ -25,7 +25,7 @@ from maskfleet.serve.page.validation import ValidationImages
 
 STATIC = Path(__file__).parent / "static"
 HTML, CSS, SCRIPT = "text/html; charset=utf-8", "text/css; charset=utf-8", "text/javascript; charset=utf-8"
-SCRIPTS = ("api.js", "camera.js", "gallery.js", "page.js", "picture.js")
+SCRIPTS = ("api.js", "camera.js", "gallery.js", "origin.js", "page.js", "picture.js")
 MAX_LISTED = 200
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
