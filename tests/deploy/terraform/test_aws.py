@@ -168,6 +168,17 @@ def test_deletions_are_imported_but_never_exported() -> None:
     assert exported == '"NEW", "CHANGED"'
 
 
+def test_terraform_waits_longer_than_ten_minutes_for_the_link_to_s3() -> None:
+    # Ten are the provider's default, which a first link has exceeded (the repository of AWS Samples, issue 112).
+    [link] = [body for _, type_, _, body in read_root(ROOT).blocks if type_ == "aws_fsx_data_repository_association"]
+    [timeouts] = link["timeouts"]
+    assert {name: timeouts[name].strip('"') for name in ("create", "update", "delete")} == {
+        "create": "60m",
+        "update": "30m",
+        "delete": "30m",
+    }
+
+
 def test_no_module_comes_from_a_registry_and_providers_are_pinned() -> None:
     assert [body["source"].strip('"') for body in read_root(ROOT).modules.values()] == ["./policies"]
     text = (ROOT / "versions.tf").read_text(encoding="utf-8")

@@ -96,4 +96,6 @@ def test_kueue_gives_nodes_back_if_a_run_does_not_get_all_of_them(provider_free:
     values = chart_values(provider_free, kueue_ready_timeout="45m")["kueue"]
     config = yaml.safe_load(values["managerConfig"]["controllerManagerConfigYaml"])
     assert config["waitForPodsReady"]["timeout"] == "45m"
+    # Kueue's default is the timeout: it would stop an elastic run half an hour after it lost a node.
+    assert config["waitForPodsReady"]["recoveryTimeout"] == "0s"
     assert "kubeflow.org/mpijob" in config["integrations"]["frameworks"]

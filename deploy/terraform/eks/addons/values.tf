@@ -145,8 +145,10 @@ locals {
           webhook        = { port = 9443 }
           leaderElection = { leaderElect = true, resourceName = "c1f6bfd2.kueue.x-k8s.io" }
           integrations   = { frameworks = ["batch/job", "kubeflow.org/mpijob"] }
+          # After all were ready, runs themselves wait for a lost worker, or train on without it.
           waitForPodsReady = {
             timeout           = var.kueue_ready_timeout
+            recoveryTimeout   = "0s"
             requeuingStrategy = { timestamp = "Eviction", backoffLimitCount = 10, backoffBaseSeconds = 60 }
           }
         })

@@ -197,6 +197,13 @@ resource "aws_fsx_data_repository_association" "this" {
     }
   }
 
+  # The provider's ten minutes are too few for some buckets; a link that was given up would be deleted and made again.
+  timeouts {
+    create = "60m"
+    update = "30m"
+    delete = "30m"
+  }
+
   depends_on = [aws_s3_object.results_folder]
 }
 
