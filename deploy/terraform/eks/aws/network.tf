@@ -31,6 +31,20 @@ locals {
   ]
 }
 
+# Names of zones differ between accounts, ids do not: which of us-east-1a to f is use1-az3 only AWS can say.
+data "aws_availability_zone" "used" {
+  for_each = toset(local.control_plane_azs)
+
+  name = each.key
+
+  lifecycle {
+    postcondition {
+      condition     = !contains(["use1-az3", "usw1-az2", "cac1-az3"], self.zone_id)
+      error_message = "azs and control_plane_az: ${each.key} is AWS's zone ${self.zone_id} in this account, where EKS puts no control plane; choose another zone."
+    }
+  }
+}
+
 resource "aws_vpc" "this" {
   count = local.own_vpc ? 1 : 0
 

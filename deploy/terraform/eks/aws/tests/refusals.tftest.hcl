@@ -10,6 +10,15 @@ variables {
   azs          = ["us-east-1a", "us-east-1b"]
 }
 
+run "a_zone_without_control_planes_is_refused_before_anything_is_created" {
+  command = plan
+  override_data {
+    target = data.aws_availability_zone.used["us-east-1b"]
+    values = { zone_id = "use1-az3" }
+  }
+  expect_failures = [data.aws_availability_zone.used]
+}
+
 run "bad_values_are_refused_by_their_variables" {
   command = plan
   variables {
