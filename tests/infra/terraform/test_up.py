@@ -64,6 +64,15 @@ def test_a_setting_of_the_second_root_changes_only_that_root(made: Any) -> None:
     assert "addons: 0 created, 1 changed, 0 destroyed" in made.shown()
 
 
+def test_a_wrong_value_of_the_second_root_is_refused_before_the_first_is_created(stage: Any) -> None:
+    with pytest.raises(InfraError, match="addon must be short") as caught:
+        up(stage.open("addon=much too long"))
+    assert "--var NAME=VALUE" in str(caught.value.remedy)
+    assert not stage.workdir.joinpath("state", "aws.tfstate").exists()
+    up(stage.open("addon=two"))  # the wrong value was not remembered
+    assert "addons: 1 created, 0 changed, 0 destroyed" in stage.shown()
+
+
 def test_a_failure_names_resource_and_cause_and_the_next_up_resumes(stage: Any, tmp_path: Path) -> None:
     missing = tmp_path / "ready"
     with pytest.raises(InfraError) as caught:

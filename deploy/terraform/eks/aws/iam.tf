@@ -136,4 +136,11 @@ resource "aws_eks_pod_identity_association" "data" {
   namespace       = var.kubeflow_namespace
   service_account = each.value.account
   role_arn        = aws_iam_role.workload[each.value.role].arn
+
+  lifecycle {
+    precondition {
+      condition     = length(setintersection(var.trainer_service_accounts, var.staging_service_accounts)) == 0
+      error_message = "trainer_service_accounts and staging_service_accounts share a name; one account has one role."
+    }
+  }
 }

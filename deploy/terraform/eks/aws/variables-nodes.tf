@@ -87,8 +87,11 @@ variable "kubeflow_namespace" {
   default     = "kubeflow"
 
   validation {
-    condition     = can(regex("^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", var.kubeflow_namespace))
-    error_message = "kubeflow_namespace must be a Kubernetes namespace."
+    condition = (
+      can(regex("^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", var.kubeflow_namespace)) &&
+      !contains(["default", "kube-system", "kube-public", "kube-node-lease"], var.kubeflow_namespace)
+    )
+    error_message = "kubeflow_namespace must be the name of a namespace that is not one of Kubernetes' own."
   }
 }
 
@@ -98,7 +101,7 @@ variable "trainer_service_accounts" {
   default     = ["maskfleet-trainer"]
 
   validation {
-    condition     = length(var.trainer_service_accounts) >= 1 && alltrue([for one in var.trainer_service_accounts : can(regex("^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$", one))])
+    condition     = length(var.trainer_service_accounts) >= 1 && alltrue([for one in var.trainer_service_accounts : can(regex("^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$", one))])
     error_message = "trainer_service_accounts must name at least one Kubernetes service account, without wildcards."
   }
 }
@@ -109,7 +112,7 @@ variable "staging_service_accounts" {
   default     = ["maskfleet-staging"]
 
   validation {
-    condition     = length(var.staging_service_accounts) >= 1 && alltrue([for one in var.staging_service_accounts : can(regex("^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$", one))])
+    condition     = length(var.staging_service_accounts) >= 1 && alltrue([for one in var.staging_service_accounts : can(regex("^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$", one))])
     error_message = "staging_service_accounts must name at least one Kubernetes service account, without wildcards."
   }
 }

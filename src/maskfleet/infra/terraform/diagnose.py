@@ -71,7 +71,8 @@ _KNOWN = (
     (
         r"No value for required variable|Invalid value for (?:input )?variable|Value for undeclared variable"
         r"|unsuitable value type",
-        "set it with --var NAME=VALUE or in a --var-file; docs/run-anywhere/eks/terraform.md says what each means",
+        "set it with --var NAME=VALUE or in a --var-file; docs/run-anywhere/eks/terraform.md and addons.md say what"
+        " each means",
     ),
     (
         r"NoSuchBucket|S3 bucket .{1,80} does not exist",

@@ -157,6 +157,10 @@ def open_session(options: Options, stack: Stack, view: InfraView, env: Mapping[s
     session = _session(work, view, settings, program)
     known = set().union(*(variables.declared(root.folder) for root in session.roots))
     variables.check_known(settings, known)
+    # The second root is planned when the first has been created, half an hour later.
+    later = variables.declared(session.addons.folder) - variables.declared(session.base.folder)
+    new = {name: given[name] for name in sorted(later & set(given)) if given[name] is not None}
+    variables.check_values(session.addons.folder, new, program)
     check_change(work.backend, backend, in_use=_is_used(work))
     folders = {root.name: root.folder for root in session.roots}
     if options.create_state_bucket:

@@ -7,12 +7,14 @@ import difflib
 import json
 import re
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from maskfleet.errors import ConfigError
-from maskfleet.infra.terraform.diagnose import ANSI
+from maskfleet.errors import ConfigError, InfraError
+from maskfleet.infra.terraform.diagnose import ANSI, remedy_for
+from maskfleet.infra.terraform.progress import TerraformProgress, parse_event
 from maskfleet.infra.terraform.root import Program
 from maskfleet.system.files import write_private_json
 from maskfleet.system.process import capture
@@ -98,6 +100,29 @@ def check_known(settings: Iterable[str], known: Iterable[str]) -> None:
                 f"there is no variable {name}",
                 remedy=f"{hint}docs/run-anywhere/eks/terraform.md and docs/run-anywhere/eks/addons.md list them",
             )
+
+
+def check_values(folder: Path, settings: Settings, program: Program) -> None:
+    """Raise an error for a value that a variable of the root in `folder` refuses.
+
+    Terraform evaluates the variables alone, without providers and without what the root gets from another one.
+    """
+    blocks = {name: body for name, body in _blocks(folder, "variable").items() if name in settings}
+    if not blocks:
+        return
+    with tempfile.TemporaryDirectory() as alone:
+        text = "\n".join(f'variable "{name}"{body}' for name, body in blocks.items())
+        (Path(alone) / "variables.tf").write_text(text, encoding="utf-8")
+        write_private_json(Path(alone) / VARIABLES_FILE, {name: settings[name] for name in blocks})
+        argv = [program.path, "plan", "-json", "-input=false"]
+        done = capture(argv, cwd=Path(alone), env=program.env, timeout_s=300)
+    progress = TerraformProgress()
+    for line in done.out.splitlines():
+        progress.add(parse_event(line), time.monotonic())
+    wrong = [one for one in progress.errors if one.summary.endswith("variable")]
+    if wrong:
+        what = "; ".join(one.detail.partition("\n\n")[0].rstrip(".") for one in wrong)
+        raise InfraError(what, remedy=str(remedy_for(wrong[0], folder=folder)))
 
 
 def write_variables(folder: Path, settings: Settings) -> None:

@@ -10,6 +10,10 @@ variable "efs_id" {
 variable "addon" {
   type    = string
   default = "one"
+  validation {
+    condition     = length(var.addon) < 10
+    error_message = "addon must be short."
+  }
 }
 
 variable "region" {

@@ -117,6 +117,7 @@ run "more_bad_values_are_refused" {
     addon_versions      = { coredns = "latest" }
     azs                 = ["us-east-1a", "us-east-1a"]
     import_path         = "s3://My_Bucket/data"
+    kubeflow_namespace  = "kube-system"
   }
   expect_failures = [
     var.cluster_name,
@@ -126,6 +127,7 @@ run "more_bad_values_are_refused" {
     var.addon_versions,
     var.azs,
     var.import_path,
+    var.kubeflow_namespace,
   ]
 }
 
@@ -240,4 +242,13 @@ run "max_io_is_not_elastic" {
     efs_performance_mode = "maxIO"
   }
   expect_failures = [aws_efs_file_system.this]
+}
+
+run "one_service_account_has_one_role" {
+  command = plan
+  variables {
+    import_path              = "s3://my-bucket/ml-platform"
+    staging_service_accounts = ["maskfleet-trainer"]
+  }
+  expect_failures = [aws_eks_pod_identity_association.data]
 }
