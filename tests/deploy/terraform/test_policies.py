@@ -99,6 +99,12 @@ def test_no_document_allows_all_actions_of_a_service(documents: dict[str, str]) 
     assert wild == [("cluster_key", "AccountAdministersByIam")]
 
 
+def test_cloudwatch_may_use_the_key_of_the_cluster_in_every_way_that_it_documents(documents: dict[str, str]) -> None:
+    [logs] = [one for name, one in granted(documents) if one.get("Sid") == "LogsOfThisCluster"]
+    for action in ("Encrypt", "Decrypt", "ReEncryptFrom", "GenerateDataKey", "GenerateDataKeyWithoutPlaintext"):
+        assert f"kms:{action}" in logs["Action"]
+
+
 def test_a_statement_for_all_resources_has_only_actions_without_resource_level_permissions(
     documents: dict[str, str],
 ) -> None:

@@ -15,8 +15,12 @@ locals {
         Sid       = "LogsOfThisCluster"
         Effect    = "Allow"
         Principal = { Service = "logs.${var.region}.amazonaws.com" }
-        Action    = ["kms:Encrypt", "kms:Decrypt", "kms:ReEncryptFrom", "kms:ReEncryptTo", "kms:GenerateDataKey", "kms:DescribeKey"]
-        Resource  = ["*"]
+        # What CloudWatch's documentation asks for, without its wildcards.
+        Action = [
+          "kms:Encrypt", "kms:Decrypt", "kms:ReEncryptFrom", "kms:ReEncryptTo", "kms:DescribeKey",
+          "kms:GenerateDataKey", "kms:GenerateDataKeyWithoutPlaintext",
+        ]
+        Resource = ["*"]
         Condition = {
           ArnEquals = {
             "kms:EncryptionContext:aws:logs:arn" = [
