@@ -116,7 +116,7 @@ def inspect(
         expect_replaceable(page)
         expect_writable(page, option="--out")
     try:
-        found, notes = splits_to_inspect(located(path), split or [], annotations=annotations, images=images)
+        found, missing = splits_to_inspect(located(path), split or [], annotations=annotations, images=images)
         with _progress() as report_progress:
             report = inspect_splits(
                 found,
@@ -125,7 +125,7 @@ def inspect(
                 workers=workers,
                 rules=ImageRules(max_mpx, allow_outside),
                 num_samples=samples,
-                notes=notes,
+                missing=missing,
                 progress=lambda name, done, total: report_progress(f"checking {name}", done, total),
             )
             if page is not None:
@@ -196,10 +196,12 @@ def _print_summary(report: Report) -> None:
         table.add_row(escape(split.split.name), *(f"{count:,}" for count in counts))
     out.print(table)
     _print_padding(report)
+    for one in report.missing:
+        out.print(f"{'error' if one.is_error else 'note'}: {one}", markup=False)
     for note in report.notes:
         out.print(f"note: {note}", markup=False)
     kinds = kind_counts(report.problems)
-    if not kinds:
+    if not kinds and not report.num_errors:
         out.print("\n[green]no problems found[/]")
         return
     out.print(f"\n{count_text(report.num_errors, 'error')}, {count_text(report.num_warnings, 'warning')}")

@@ -25,7 +25,7 @@ from maskfleet.errors import ConfigError, TrainingError
 from maskfleet.evaluation.report.record import IMAGES_PER_GPU
 from maskfleet.inference.device import chosen_device, keep_compiled_code, local_device
 from maskfleet.inference.runner import detection_runner
-from maskfleet.log import close_logging, logger, setup_logging
+from maskfleet.log import close_logging, count_text, logger, setup_logging
 from maskfleet.model.build import build_mask_rcnn
 from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.model.weights import labels_of, load_weights, save_weights
@@ -259,7 +259,7 @@ def _save_weights(run: Run, progress: Progress, run_dir: Path) -> None:
         )
     labels = labels_of(run.config, [(int(one["id"]), str(one["name"])) for one in run.categories])
     save_weights(run_dir / WEIGHTS_FILE, weights_of(newest), run.config.model, labels)
-    logger.info("training is done after %d steps", progress.done)
+    logger.info("training is done after %s", count_text(progress.done, "step"))
     logger.info("the weights are in %s, the report is %s", run_dir / WEIGHTS_FILE, run_dir / "report.html")
 
 

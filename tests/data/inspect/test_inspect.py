@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from coco_files import annotation, coco_tree, square
 from parsed_page import Page
+from typer.testing import CliRunner
 
+from maskfleet.cli.main import app
 from maskfleet.data.checks.problems import KINDS
 from maskfleet.data.inspect.draw import draw_problem_sample, draw_sample
 from maskfleet.data.inspect.page import render_page, write_page
-from maskfleet.data.inspect.report import Report, Resize, inspect_splits, report_json, splits_to_inspect
+from maskfleet.data.inspect.report import MissingSplit, Report, Resize, inspect_splits, report_json, splits_to_inspect
 from maskfleet.data.inspect.statistics import (
     aspect_histogram,
     box_size_histogram,
@@ -36,8 +38,8 @@ WriteSplit = Callable[..., SplitPaths]
 RESIZE = Resize(short_edge_px=800, max_px=1344, divisor=32)
 
 
-def inspected(*splits: SplitPaths, num_samples: int = 24) -> Report:
-    return inspect_splits(splits, resize=RESIZE, workers=0, num_samples=num_samples)
+def inspected(*splits: SplitPaths, num_samples: int = 24, missing: Sequence[MissingSplit] = ()) -> Report:
+    return inspect_splits(splits, resize=RESIZE, workers=0, num_samples=num_samples, missing=missing)
 
 
 def box_annotation(identity: int, box: list[float], **changes: object) -> dict[str, object]:
@@ -397,12 +399,31 @@ def test_all_splits_of_a_folder_are_found_and_those_without_images_noted(write_s
     split = write_split(coco_tree(annotation(1)))
     root = split.annotations.parents[1]
     (root / "annotations" / "instances_val.json").write_text(split.annotations.read_text())
-    found, notes = splits_to_inspect(root)
+    (root / "annotations" / "instances_more.json").write_text(split.annotations.read_text())
+    found, missing = splits_to_inspect(root)
     assert [each.name for each in found] == ["train"]
-    assert len(notes) == 1
-    assert notes[0].startswith("val was not inspected")
+    assert [one.name for one in missing] == ["more", "val"]
+    assert str(missing[1]).startswith("val was not inspected: ")
     with pytest.raises(DataError, match="images of split 'val'"):
         splits_to_inspect(root, ["val"])
+
+
+def test_a_split_without_images_is_an_error_if_training_would_use_it(write_split: WriteSplit) -> None:
+    split = write_split(coco_tree(annotation(1)))
+    root = split.annotations.parents[1]
+    (root / "annotations" / "instances_more.json").write_text(split.annotations.read_text())
+    found, missing = splits_to_inspect(root)
+    report = inspected(*found, missing=missing)
+    assert (report.num_errors, report.num_warnings) == (0, 0)
+    (root / "annotations" / "instances_val.json").write_text(split.annotations.read_text())
+    report = inspected(*found, missing=splits_to_inspect(root)[1])
+    assert (report.num_errors, report.num_warnings) == (1, 0)
+    assert "training stops" in render_page(report)
+    done = CliRunner().invoke(app, ["data", "inspect", str(root), "--out", str(root / "page.html")])
+    assert done.exit_code == 1
+    assert "error: val was not inspected" in done.stdout
+    assert "no problems found" not in done.stdout
+    assert "note: more was not inspected" in done.stdout
 
 
 def test_an_annotation_file_and_its_images_are_a_set(write_split: WriteSplit) -> None:

@@ -68,11 +68,28 @@ class SplitReport:
 
 
 @dataclass(frozen=True, slots=True)
+class MissingSplit:
+    """A split with an annotation file that cannot be inspected, such as one whose images are not there."""
+
+    name: str
+    what: str
+
+    @property
+    def is_error(self) -> bool:
+        """Whether `maskfleet train --data` would stop: it uses all splits of such names."""
+        return self.name.startswith(("train", "val"))
+
+    def __str__(self) -> str:
+        return f"{self.name} was not inspected: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
-    """All inspected splits, and notes about them."""
+    """All inspected splits, those that could not be, and notes about the data set."""
 
     splits: tuple[SplitReport, ...]
     stores: tuple[AnnotationStore, ...]  # of the splits
+    missing: tuple[MissingSplit, ...]
     notes: tuple[str, ...]
     resize: Resize
     decoded: bool
@@ -84,11 +101,12 @@ class Report:
 
     @property
     def num_errors(self) -> int:
-        return sum(problem.severity == "error" for problem in self.problems)
+        errors = sum(problem.severity == "error" for problem in self.problems)
+        return errors + sum(one.is_error for one in self.missing)
 
     @property
     def num_warnings(self) -> int:
-        return len(self.problems) - self.num_errors
+        return sum(problem.severity == "warning" for problem in self.problems)
 
 
 def located(text: str | None) -> Path | DataRoot | None:
@@ -102,8 +120,8 @@ def splits_to_inspect(
     *,
     annotations: Path | None = None,
     images: Path | None = None,
-) -> tuple[list[SplitPaths], list[str]]:
-    """The splits to inspect -> (splits, notes about splits without images).
+) -> tuple[list[SplitPaths], list[MissingSplit]]:
+    """The splits to inspect -> (splits, those without images).
 
     Given is either a COCO folder, with `names` to select some of its splits, or an annotation file and its image
     folder; these two may be relative to `root`.
@@ -125,7 +143,7 @@ def splits_to_inspect(
             errors[name] = error
     if not found:
         raise next(iter(errors.values()))
-    return found, [f"{name} was not inspected: {error.what}" for name, error in errors.items()]
+    return found, [MissingSplit(name, error.what) for name, error in errors.items()]
 
 
 def inspect_splits(
@@ -136,13 +154,14 @@ def inspect_splits(
     workers: int | None = None,
     rules: ImageRules = ImageRules(),  # noqa: B008 - it is frozen
     num_samples: int = 24,
+    missing: Sequence[MissingSplit] = (),
     notes: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Report:
     """Check every split and compute its statistics; raises only if an annotation file is not COCO format.
 
     `decode` decodes every image in addition to reading its header. `workers` files are read in parallel, 0 in this
-    process; None uses one worker per core for large splits. `notes` are added to the report.
+    process; None uses one worker per core for large splits. `missing` and `notes` are added to the report.
     """
     stores = [open_store(split, rules=rules) for split in splits]
 
@@ -153,7 +172,7 @@ def inspect_splits(
     reports = [
         _split_report(store, of_store, resize, num_samples) for store, of_store in zip(stores, problems, strict=True)
     ]
-    return Report(tuple(reports), tuple(stores), tuple(notes), resize, decode)
+    return Report(tuple(reports), tuple(stores), tuple(missing), tuple(notes), resize, decode)
 
 
 def report_json(report: Report) -> dict[str, Any]:
@@ -165,7 +184,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "warnings": report.num_warnings,
         "decoded": report.decoded,
         "resize": dataclasses.asdict(report.resize),
-        "notes": list(report.notes),
+        "notes": [*map(str, report.missing), *report.notes],
         "splits": json.loads(json.dumps([dataclasses.asdict(split) for split in report.splits], default=str)),
     }
 

@@ -181,7 +181,8 @@ def _container(path: Path) -> Container:
         return _zip_container(path)
     if head[:1] == b"\x80":
         return "pth" if TORCH_MAGIC in head else "pkl"
-    raise WeightsError(f"{path} is not a weights file: {_first_bytes(head)}", remedy=f"give {_KNOWN}")
+    looks_like = "it is an ONNX model, which other programs run" if path.suffix == ".onnx" else _first_bytes(head)
+    raise WeightsError(f"{path} is not a weights file: {looks_like}", remedy=f"give {_KNOWN}")
 
 
 def _first_bytes(head: bytes) -> str:

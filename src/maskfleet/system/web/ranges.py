@@ -239,7 +239,7 @@ def _pause(error: _TryAgainError, failures: int, attempts: int, url: str) -> Non
     if failures >= attempts:
         raise WebError(
             f"{shown(url)} cannot be read: {error}, also after {attempts} attempts",
-            remedy="check the network, then run the same command again: what is complete is not fetched again",
+            remedy="check the network and the address, then run the same command again",
         ) from error
     backed_off_s = BACK_OFF_S * 2 ** (failures - 1) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
     pause_s = min(max(error.pause_s, backed_off_s), MAX_PAUSE_S)
