@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, settings
 # A shell script starts background jobs with SIGINT ignored, and children inherit that; some tests send SIGINT.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # How long an example takes depends on the machine and its load more than on the code. The same examples every time: a
 # test fails because of a change, not by chance. `make fuzz` looks for new ones.

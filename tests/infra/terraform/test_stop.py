@@ -119,8 +119,9 @@ def test_terraform_saves_its_state_after_maskfleet_is_killed(stage: Any, driver:
     wait_for(lambda: is_making_the_cluster(stage), "making the cluster")
     running.kill()
     running.wait()
-    [terraform] = terraforms(stage)
-    os.kill(terraform, signal.SIGINT)  # it still runs; stop it now instead of waiting a minute
+    # A child that is about to become `sleep` looks like terraform for a moment.
+    wait_for(lambda: len(terraforms(stage)) == 1, "one terraform")
+    os.kill(terraforms(stage)[0], signal.SIGINT)  # it still runs; stop it now instead of waiting a minute
     wait_for(lambda: not terraforms(stage), "the end of terraform")
     assert tainted(stage) == [CLUSTER]
     entry = json.loads((stage.workdir / "journal.json").read_text())["aws"]
