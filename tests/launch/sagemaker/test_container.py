@@ -133,7 +133,7 @@ def test_the_run_directory_is_the_log_channel_or_the_checkpoint_folder(tmp_path:
 def test_a_relative_root_is_the_same_folder_for_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     roots: list[Path] = []
 
-    def remember(tree: Tree, ranks: int, *, port: int) -> int:
+    def remember(tree: Tree, ranks: int, **more: object) -> int:
         roots.append(tree.root)
         return 0
 
