@@ -105,7 +105,9 @@ def test_a_job_goes_from_pending_to_running_to_done(fleet: Fleet) -> None:
     assert (done.returncode, done.stdout.strip()) == (0, fleet.handle), done.stderr
     eventually(lambda: fleet.status()["hosts"], what="workers in the status")
     # The operator writes that it took the job up after it has made the workers.
-    eventually(lambda: fleet.status()["detail"] == "0 of 2 workers are ready", what=lambda: str(fleet.status()))
+    eventually(
+        lambda: fleet.status()["detail"].startswith("0 of 2 workers are ready"), what=lambda: str(fleet.status())
+    )
     assert fleet.status()["state"] == "pending"
     run_workers(fleet.kube)
     pod = launcher_pod(fleet.kube)
