@@ -159,20 +159,6 @@ def test_an_option_that_means_nothing_gets_no_advice(command: Command) -> None:
         assert "Write" not in done.stderr
 
 
-def test_an_attempt_that_failed_leaves_no_options_to_the_next(root: Path, command: Command) -> None:
-    def refused(*options: str | Path) -> str:
-        done = command("train", "run", *options)
-        assert done.returncode == 2
-        return done.stderr
-
-    data = ("--data", root, "--set", "data.num_workers=0")
-    assert "num_categories is 7" in refused(*data, "--set", "model.num_categories=7", "--set", "train.base_lr=7")
-    assert "num_categories is 9" in refused(*data, "--set", "model.num_categories=9")
-    shown = command("config", "show", "--config", "run/run.yaml", "--json")
-    assert json.loads(shown.stdout)["train"]["base_lr"] != 7
-    assert "num_categories is 9" in refused()  # without options it is the same attempt again
-
-
 def test_an_annotation_file_as_the_data_is_answered_with_its_folder(root: Path, command: Command) -> None:
     done = command("train", "run", "--data", root / "annotations" / "instances_train.json")
     assert "instances_train.json is a file, not a folder" in done.stderr

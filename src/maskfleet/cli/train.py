@@ -55,21 +55,17 @@ def train(
 
 def run_config(run_dir: Path, recipe: str | None, config: Path | None, sets: list[str]) -> RunConfig:
     """The configuration from the options; without a recipe or file, they change that of the run in the directory."""
-    from maskfleet.config.load import RUN_FILE, has_results, resolve
+    from maskfleet.config.load import RUN_FILE, resolve
 
     own = run_dir / RUN_FILE
-    if config is None and recipe is None and own.exists() and (has_results(run_dir) or not _names_data(sets)):
-        config = own  # but an attempt that failed before its first step leaves no options to a whole new command
+    if config is None and recipe is None and own.exists():
+        config = own
     resolved = resolve(recipe_name=recipe, file=config, sets=sets).config
     if "auto" not in (*resolved.data.train, *resolved.data.val):
         return resolved
     from maskfleet.data.store.dataset import with_found_splits
 
     return with_found_splits(resolved)
-
-
-def _names_data(sets: list[str]) -> bool:
-    return any(one.startswith(("data.root=", "data.train=")) for one in sets)
 
 
 def _start_ranks(count: int, run_dir: Path, config: RunConfig, wait_s: float) -> NoReturn:

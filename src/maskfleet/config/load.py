@@ -141,7 +141,7 @@ def refuse_another_run(run_dir: Path, config: RunConfig) -> None:
     A run that failed before its first step has none, so that the next one may take its place.
     """
     path = run_dir / RUN_FILE
-    if not path.exists() or not has_results(run_dir):
+    if not path.exists() or not _has_results(run_dir):
         return
     changed = changes_of_run(load(path), config)
     if changed:
@@ -167,8 +167,7 @@ def _is_free_to_change(name: str) -> bool:
     return any(name.startswith(free) if free.endswith(".") else name == free for free in _FREE_TO_CHANGE)
 
 
-def has_results(run_dir: Path) -> bool:
-    """Whether a run has logged or saved a step there."""
+def _has_results(run_dir: Path) -> bool:
     metrics = run_dir / METRICS_FILE
     return any((run_dir / CHECKPOINTS).glob("step-*.json")) or (metrics.exists() and metrics.stat().st_size > 0)
 
