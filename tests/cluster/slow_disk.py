@@ -99,6 +99,6 @@ class SlowDisk(Operations):  # type: ignore[misc]
 
 
 if __name__ == "__main__":
-    FUSE(
-        SlowDisk(sys.argv[1], sys.argv[3]), sys.argv[2], foreground=True, use_ino=True, attr_timeout=0, entry_timeout=0
-    )
+    # libfuse 2 mounts over a folder with files in it only if it is told to.
+    options = {"foreground": True, "nonempty": True, "use_ino": True, "attr_timeout": 0, "entry_timeout": 0}
+    FUSE(SlowDisk(sys.argv[1], sys.argv[3]), sys.argv[2], **options)
