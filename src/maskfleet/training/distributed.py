@@ -33,7 +33,8 @@ from maskfleet.training.step.memory import is_full_memory
 STORE_FOLDER = ".store"
 _LENGTH_BYTES = 8
 _LAUNCHERS = "launchers such as torchrun set these variables; to train as a single rank, unset RANK and WORLD_SIZE"
-_LOST_CONNECTION = re.compile(r"gloo|NCCL|connection|peer|socket", re.IGNORECASE)
+# Gloo ends the other exchanges of a group with "pair closure" after one of them took too long.
+_LOST_CONNECTION = re.compile(r"gloo|NCCL|connection|peer|socket|pair closure", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

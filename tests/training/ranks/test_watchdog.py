@@ -7,15 +7,20 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from by_hand import kill, start_ranks, train_argv
 from processes import ENV, LONG_S, prepared, wait_for_step
 
 from maskfleet.config.base import replaced
 from maskfleet.config.run import RunConfig
+from maskfleet.errors import TrainingError
+from maskfleet.training.distributed import Ranks, Worker
 from maskfleet.training.ranks import watchdog
 from maskfleet.training.ranks.watchdog import Watchdog
 
@@ -115,6 +120,28 @@ def test_nothing_is_aborted_while_ranks_respond(quick: None) -> None:
         pass
     dog.stop()
     assert not dog.aborted
+
+
+def test_an_exchange_ended_by_the_timeout_of_another_reports_the_lost_rank(quick: None) -> None:
+    """Which of the buckets sees the timeout first is chance; here it is the one that nobody waits for yet."""
+    store, hosts = dist.HashStore(), ["oak", "elm"]
+    with ThreadPoolExecutor(2) as pool:
+        groups = list(pool.map(lambda rank: dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=LONG_S)), range(2)))
+    dog = Watchdog(dist.HashStore(), 0, hosts, timeout_s=LONG_S)
+    ranks = Ranks(Worker(0, 2, 0, 1), None, hosts, dog)
+    works = [groups[0].allreduce([torch.ones(4)], reduce_within(timeout_s)) for timeout_s in (0.2, LONG_S)]
+    with (
+        pytest.raises(TrainingError, match=r"no answer from rank 1 on elm: .*pair closure"),
+        ranks.reporting_lost_ranks("in a step"),
+    ):
+        works[1].wait()
+    dog.stop()
+
+
+def reduce_within(timeout_s: float) -> dist.AllreduceOptions:
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta(seconds=timeout_s)
+    return options
 
 
 @pytest.mark.slow
