@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import os
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,6 @@ from maskfleet.errors import MaskfleetError
 from maskfleet.training.background import artifacts, save
 from maskfleet.training.background.artifacts import (
     CompiledCanvas,
-    Target,
     expect_only_own,
     load_artifacts,
     load_if_there,
@@ -29,9 +30,12 @@ from maskfleet.training.background.artifacts import (
 from maskfleet.training.background.child import CompileJob
 from maskfleet.training.background.children import Children
 from maskfleet.training.background.save import record_jobs
+from maskfleet.training.background.target import Target
 
 CPU = torch.device("cpu")
-PARTS = [CompiledCanvas((800, 1344), b"one"), CompiledCanvas((1344, 800), b"three")]
+CAPACITY = {"objects": 4, "crowds": 0, "edges": 16, "parts": 1}
+JOB = CompileJob({}, 2, (800, 1344), CAPACITY, True, "fp32", "cpu", False)
+PARTS = [CompiledCanvas(JOB, b"one"), CompiledCanvas(dataclasses.replace(JOB, canvas=(1344, 800)), b"three")]
 
 
 @pytest.fixture
@@ -74,6 +78,16 @@ def test_a_damaged_file_is_an_error(tmp_path: Path, damage: bytes) -> None:
         read_header(path)
 
 
+@pytest.mark.parametrize("jobs", [[], [1], [{"canvas": ["\x1b[2J", 8]}], [{}]])
+def test_a_header_that_does_not_describe_the_parts_is_an_error(tmp_path: Path, jobs: list[Any]) -> None:
+    path = tmp_path / "file"
+    write_artifacts(path, Target.of(CPU), PARTS[:1])
+    text = json.dumps(dataclasses.asdict(read_header(path)) | {"jobs": jobs}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"one")
+    with pytest.raises(MaskfleetError, match="damaged"):
+        read_header(path)
+
+
 def test_a_changed_byte_is_noticed(tmp_path: Path, loaded: list[bytes]) -> None:
     path = tmp_path / "file"
     write_artifacts(path, Target.of(CPU), PARTS)
@@ -106,8 +120,7 @@ def test_cache_info_prints_the_header(tmp_path: Path) -> None:
 
 
 def test_cache_save_compiles_what_the_run_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    capacity = {"objects": 4, "crowds": 0, "edges": 16, "parts": 1}
-    jobs = [CompileJob({}, 2, (64, width), capacity, True, "fp32", "cpu", False) for width in (96, 64)]
+    jobs = [dataclasses.replace(JOB, canvas=(64, width)) for width in (96, 64)]
     record_jobs(tmp_path, jobs)
     text = "import sys, json; open(sys.argv[2], 'w').write(str(json.load(open(sys.argv[1]))['canvas'][1]))"
     monkeypatch.setattr(save, "Children", partial(Children, command=(sys.executable, "-S", "-c", text)))
@@ -121,9 +134,8 @@ def test_cache_save_that_cannot_write_is_an_error_although_an_older_file_is_ther
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "file"
-    write_artifacts(file, Target.of(CPU), [CompiledCanvas((1, 8), b"older")])
-    capacity = {"objects": 4, "crowds": 0, "edges": 16, "parts": 1}
-    record_jobs(tmp_path, [CompileJob({}, 2, (64, 96), capacity, True, "fp32", "cpu", False)])
+    write_artifacts(file, Target.of(CPU), [CompiledCanvas(dataclasses.replace(JOB, canvas=(1, 8)), b"older")])
+    record_jobs(tmp_path, [JOB])
     text = "import sys; open(sys.argv[2], 'w').close()"
     monkeypatch.setattr(save, "Children", partial(Children, command=(sys.executable, "-S", "-c", text)))
 
@@ -147,11 +159,14 @@ def test_compiled_code_spares_another_machine_the_compiler(tmp_path: Path) -> No
     # A whole model takes minutes with Inductor's C++, so this compiles one line.
     text = (
         "import sys, torch; from pathlib import Path; from torch._dynamo.utils import counters\n"
-        "from maskfleet.training.background.artifacts import *; path = Path(sys.argv[2]); cpu = torch.device('cpu')\n"
+        "from maskfleet.training.background.artifacts import *\n"
+        "from maskfleet.training.background.child import CompileJob\n"
+        "path, cpu = Path(sys.argv[2]), torch.device('cpu')\n"
+        "job = CompileJob({}, 1, (1, 8), {}, True, 'fp32', 'cpu', False)\n"
         "if sys.argv[1] == 'load': load_artifacts(path, cpu)\n"
         "torch.compile(lambda x: torch.sin(x) * 2)(torch.ones(8))\n"
         "if sys.argv[1] == 'save':\n"
-        "    parts = [CompiledCanvas((1, 8), torch.compiler.save_cache_artifacts()[0])]\n"
+        "    parts = [CompiledCanvas(job, torch.compiler.save_cache_artifacts()[0])]\n"
         "    write_artifacts(path, Target.of(cpu), parts)\n"
         "print(counters['inductor']['fxgraph_cache_hit'], counters['inductor']['fxgraph_cache_miss'])"
     )

@@ -8,16 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from maskfleet.inference.device import CACHE_VARIABLE
 from maskfleet.training.background import compiled_before
-from maskfleet.training.background.artifacts import Target
+from maskfleet.training.background.artifacts import CompiledCanvas, load_artifacts, write_artifacts
 from maskfleet.training.background.child import CompileJob
 from maskfleet.training.background.children import Children
 from maskfleet.training.background.compiled_before import all_compiled_before, mark_compiled
+from maskfleet.training.background.target import Target
 
 JOB = CompileJob({"mask": True}, 2, (64, 64), {"objects": 4}, masks=True, precision="fp32", device="cpu", split=False)
 OTHER = replace(JOB, canvas=(64, 96))
+CPU = torch.device("cpu")
 
 
 def test_a_mark_is_for_one_job_in_one_cache_and_for_one_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,3 +55,17 @@ def test_only_children_that_succeeded_leave_a_mark(tmp_path: Path) -> None:
             children.stop()
     assert all_compiled_before([JOB], env)
     assert not all_compiled_before([OTHER], env)
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_code_that_was_loaded_from_a_file_needs_no_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: bool
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(torch.compiler, "load_cache_artifacts", lambda content: object() if loaded else None)
+    file = tmp_path / "file"
+    write_artifacts(file, Target.of(CPU), [CompiledCanvas(JOB, b"one"), CompiledCanvas(OTHER, b"other")])
+    assert not all_compiled_before([JOB])
+    assert load_artifacts(file, CPU).jobs == (JOB, OTHER)
+    assert all_compiled_before([JOB, OTHER]) == loaded
+    assert not all_compiled_before([replace(JOB, num_images=4)])

@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 
-from maskfleet import __version__
 from maskfleet.errors import MaskfleetError
 from maskfleet.log import logger
-from maskfleet.ops.triton import TRITON_IS_INSTALLED
 from maskfleet.system.files import write_atomically
+from maskfleet.training.background.child import CompileJob
+from maskfleet.training.background.compiled_before import mark_compiled
+from maskfleet.training.background.target import Target
 
 FILE_NAME = "compiled.cache"  # in a run directory
 JOBS_NAME = "compile-jobs.json"
@@ -31,25 +32,10 @@ _MAX_HEADER = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """What compiled code is for; with another one it is useless."""
-
-    maskfleet: str
-    pytorch: str
-    triton: str
-    device: str
-
-    @classmethod
-    def of(cls, device: torch.device) -> Target:
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-        return cls(__version__, torch.__version__, _triton_version(), name)
-
-
-@dataclass(frozen=True, slots=True)
 class CompiledCanvas:
     """The compiled step for one canvas."""
 
-    canvas: tuple[int, int]
+    job: CompileJob
     content: bytes
 
 
@@ -58,9 +44,13 @@ class Header:
     """What a file says about itself."""
 
     target: Target
-    canvases: tuple[tuple[int, int], ...]
+    jobs: tuple[CompileJob, ...]  # of each part
     sizes: tuple[int, ...]  # in bytes, of each part
     sha256: str  # of all parts
+
+    @property
+    def canvases(self) -> tuple[tuple[int, int], ...]:
+        return tuple(job.canvas for job in self.jobs)
 
 
 def write_artifacts(path: Path, target: Target, parts: Sequence[CompiledCanvas]) -> None:
@@ -68,7 +58,7 @@ def write_artifacts(path: Path, target: Target, parts: Sequence[CompiledCanvas])
     content = b"".join(part.content for part in parts)
     header = Header(
         target,
-        tuple(part.canvas for part in parts),
+        tuple(part.job for part in parts),
         tuple(len(part.content) for part in parts),
         hashlib.sha256(content).hexdigest(),
     )
@@ -100,8 +90,9 @@ def load_artifacts(path: Path, device: torch.device) -> Header:
             remedy="save it on a machine like this one: maskfleet cache save RUN_DIR FILE",
         )
     start = 0
-    for size in header.sizes:
-        torch.compiler.load_cache_artifacts(content[start : start + size])
+    for job, size in zip(header.jobs, header.sizes, strict=True):
+        if torch.compiler.load_cache_artifacts(content[start : start + size]) is not None:
+            mark_compiled([job], target=expected)
         start += size
     return header
 
@@ -145,7 +136,7 @@ def _read(path: Path) -> tuple[Header, bytes]:
         fields: dict[str, Any] = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
         header = Header(
             Target(**fields["target"]),
-            tuple((int(height), int(width)) for height, width in fields["canvases"]),
+            tuple(map(CompileJob.from_fields, fields["jobs"])),
             tuple(map(int, fields["sizes"])),
             str(fields["sha256"]),
         )
@@ -154,6 +145,8 @@ def _read(path: Path) -> tuple[Header, bytes]:
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(path) from error
     content = data[_LENGTH_BYTES + length :]
+    if len(header.jobs) != len(header.sizes):
+        raise _damaged(path)
     if sum(header.sizes) != len(content) or hashlib.sha256(content).hexdigest() != header.sha256:
         raise _damaged(path)
     return header, content
@@ -163,11 +156,3 @@ def _damaged(path: Path) -> MaskfleetError:
     return MaskfleetError(
         f"{path} is no file of compiled code, or damaged", remedy="write it again: maskfleet cache save RUN_DIR FILE"
     )
-
-
-def _triton_version() -> str:
-    if not TRITON_IS_INSTALLED:
-        return "none"
-    import triton
-
-    return str(triton.__version__)

@@ -52,7 +52,8 @@ class CompileJob:
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> CompileJob:
-        return cls(**fields | {"canvas": tuple(fields["canvas"])})
+        height, width = map(int, fields["canvas"])
+        return cls(**fields | {"canvas": (height, width)})
 
 
 def compile_jobs(config: ModelConfig, settings: StepSettings, shapes: BatchShapes) -> list[CompileJob]:

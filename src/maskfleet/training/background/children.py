@@ -15,9 +15,10 @@ import torch
 
 from maskfleet.log import logger
 from maskfleet.system.process import Running, start
-from maskfleet.training.background.artifacts import CompiledCanvas, Target, write_artifacts
+from maskfleet.training.background.artifacts import CompiledCanvas, write_artifacts
 from maskfleet.training.background.child import CompileJob
 from maskfleet.training.background.compiled_before import mark_compiled
+from maskfleet.training.background.target import Target
 
 MAX_SIDE_BY_SIDE = 4
 CORES_PER_CHILD = 4  # a child also starts compiler processes, and the run's loader needs cores too
@@ -85,7 +86,7 @@ class Children:
 
     def write(self, path: Path) -> None:
         """Write what was compiled to `path`, once all is done."""
-        parts = [CompiledCanvas(job.canvas, self._file(n, "artifacts").read_bytes()) for n, job in enumerate(self.jobs)]
+        parts = [CompiledCanvas(job, self._file(n, "artifacts").read_bytes()) for n, job in enumerate(self.jobs)]
         write_artifacts(path, Target.of(torch.device(self.jobs[0].device)), parts)
 
     def stop(self) -> None:

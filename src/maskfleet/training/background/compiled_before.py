@@ -14,17 +14,22 @@ import torch
 from maskfleet.inference.device import CACHE_VARIABLE
 from maskfleet.log import logger
 from maskfleet.system.files import cache_folder, write_atomically
-from maskfleet.training.background.artifacts import Target
 from maskfleet.training.background.child import CompileJob
+from maskfleet.training.background.target import Target
 
 _FOLDER = "maskfleet-jobs"  # in the cache: whoever deletes the compiled code deletes the marks too
 
 
-def mark_compiled(jobs: Iterable[CompileJob], env: Mapping[str, str] = os.environ) -> None:
-    """Record that the cache holds the compiled code of `jobs`; a cache that cannot be written is logged."""
+def mark_compiled(
+    jobs: Iterable[CompileJob], env: Mapping[str, str] = os.environ, *, target: Target | None = None
+) -> None:
+    """Record that the cache holds the compiled code of `jobs`; a cache that cannot be written is logged.
+
+    Without `target`, it is for the device of each job.
+    """
     try:
         for job in jobs:
-            path = _mark(job, env)
+            path = _mark(job, env, target)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(asdict(job)), private=True)
     except OSError as error:
@@ -39,7 +44,7 @@ def all_compiled_before(jobs: Iterable[CompileJob], env: Mapping[str, str] = os.
     return all(_mark(job, env).is_file() for job in jobs)
 
 
-def _mark(job: CompileJob, env: Mapping[str, str]) -> Path:
-    content = {"job": asdict(job), "target": asdict(Target.of(torch.device(job.device)))}
+def _mark(job: CompileJob, env: Mapping[str, str], target: Target | None = None) -> Path:
+    content = {"job": asdict(job), "target": asdict(target or Target.of(torch.device(job.device)))}
     name = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return Path(env.get(CACHE_VARIABLE) or cache_folder("compiled", env), _FOLDER, name)
