@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before any group: see maskfleet.training.distributed
 import torch.multiprocessing as mp
 from small import small_batch, small_model
 from torch import Tensor

@@ -21,6 +21,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+# Its functions keep the group that is there when they are imported, which torch._dynamo does in the middle of a run. A
+# thread of a group that was kept may free a tensor while Python exits, and that aborts the process.
+import torch.distributed.nn.functional
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore  # torch.distributed has them untyped
 
 from maskfleet.errors import TrainingError

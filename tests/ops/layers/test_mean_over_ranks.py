@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before any group: see maskfleet.training.distributed
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
