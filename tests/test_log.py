@@ -20,6 +20,7 @@ from maskfleet.log import (
     close_logging,
     console_replaced,
     duration_text,
+    errors_in_file,
     log_metrics,
     logger,
     metric_line,
@@ -194,6 +195,38 @@ def test_without_a_run_directory_only_stderr_hears(capsys: pytest.CaptureFixture
     setup_logging(None, 0)
     logger.info("hello")
     assert capsys.readouterr().err.endswith(" hello\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "logged"),
+    [
+        (TrainingError("no GPU", remedy="find one"), ["ERROR no GPU", "ERROR   → find one"]),
+        (ValueError("seven"), ["ERROR ValueError: seven"]),
+    ],
+)
+def test_the_error_that_ends_a_run_is_in_its_file_and_not_twice_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], error: Exception, logged: list[str]
+) -> None:
+    setup_logging(tmp_path, 0)
+    with pytest.raises(type(error)), errors_in_file():
+        raise error
+    lines = [line.split(" ", 1)[1] for line in (tmp_path / "log.txt").read_text().splitlines()]
+    assert lines[-len(logged) :] == logged
+    assert capsys.readouterr().err == ""
+
+
+def test_a_full_disk_costs_the_log_and_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "log.txt").symlink_to("/dev/full")
+    setup_logging(tmp_path, 0)
+    for line in ("one", "two"):
+        logger.info(line)
+    close_logging()
+    shown = capsys.readouterr().err.splitlines()
+    assert [line.split(" ", 1)[1] for line in shown] == [
+        "one",
+        f"WARNING cannot write the log {tmp_path}/log.txt: No space left on device",
+        "two",
+    ]
 
 
 def test_a_log_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from maskfleet.errors import TrainingError
+from maskfleet.errors import MaskfleetError, TrainingError
 
 logger = logging.getLogger("maskfleet")
 
@@ -118,6 +118,19 @@ def close_logging() -> None:
 
 
 @contextmanager
+def errors_in_file() -> Iterator[None]:
+    """Log the error that ends the block, only in the file: the command line prints it too."""
+    try:
+        yield
+    except MaskfleetError as error:
+        logger.error("%s", error, extra={IN_FILE_ONLY: True})
+        raise
+    except Exception:
+        logger.exception("the run failed", extra={IN_FILE_ONLY: True})
+        raise
+
+
+@contextmanager
 def console_replaced(by: logging.Handler) -> Iterator[None]:
     """Send to `by` what would go to the terminal, while a live display owns it.
 
@@ -146,7 +159,8 @@ def log_line(line: str) -> None:
     logger.info("%s", line, extra={IS_METRICS: True})
 
 
-IS_METRICS = "is_metrics"  # attribute of log records that are metric lines
+# Attributes of log records: metric lines, and messages that are not for the terminal.
+IS_METRICS, IN_FILE_ONLY = "is_metrics", "in_file_only"
 _CONSOLE, _METRICS, _FILE = "maskfleet console", "maskfleet metrics", "maskfleet file"
 
 
@@ -170,7 +184,7 @@ def _console(rank: int) -> logging.Handler:
     console = logging.StreamHandler(sys.stderr)
     console.set_name(_CONSOLE)
     console.setFormatter(_StampedLines(short=True, sender=f"[rank {rank}] " if rank else ""))
-    console.addFilter(lambda record: not _is_metrics(record))
+    console.addFilter(lambda record: not _is_metrics(record) and not getattr(record, IN_FILE_ONLY, False))
     if rank:
         console.setLevel(logging.WARNING)
     return console
@@ -188,10 +202,33 @@ def _is_metrics(record: logging.LogRecord) -> bool:
     return bool(getattr(record, IS_METRICS, False))
 
 
+class _LogFile(logging.FileHandler):
+    """A log that cannot be written, on a full disk, costs one warning and not the run."""
+
+    _failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._failed:
+            self._failed = True
+            logger.warning("cannot write the log %s: %s", self.baseFilename, error.strerror)
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError:
+            self.handleError(_NOTHING)  # its last lines are lost
+
+
+_NOTHING = logging.makeLogRecord({})
+
+
 def _file(path: Path) -> logging.Handler:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = logging.FileHandler(path, mode="a", encoding="utf-8")
+        file = _LogFile(path, mode="a", encoding="utf-8")
     except OSError as error:
         raise TrainingError(
             f"cannot write the log {path}: {error.strerror}", remedy="choose a run directory with write access"

@@ -67,7 +67,8 @@ def test_what_inspection_calls_an_error_stops_training(kind: str, root: Path, tm
     write_run_file(tmp_path / "run", replaced(recipe("demo"), values))
     trained = command("train", tmp_path / "run")
     assert trained.returncode == 2, trained.stderr
-    assert f"error: {kind}" in trained.stderr
+    assert trained.stderr.count(f"error: {kind}") == 1
+    assert (tmp_path / "run" / "log.txt").read_text().count(f"error: {kind}") == 1
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 

@@ -60,17 +60,17 @@ def _open_stores(config: RunConfig, ranks: Ranks) -> tuple[list[AnnotationStore]
 
 
 def _broken_images(config: RunConfig, stores: Sequence[AnnotationStore], ranks: Ranks) -> list[set[int]]:
-    """Ids of images to leave out, by store; all problems are logged, and are errors unless `data.on_bad` is skip."""
+    """Ids of images to leave out, by store: an error, unless `data.on_bad` is skip; then all problems are logged."""
     broken: list[list[int]] = []
     if ranks.worker.is_chief:
         problems = check_data(stores, workers=lambda _: CHECK_THREADS, listed=True)
         all_problems = [problem for of_store in problems for problem in of_store]
+        raise_for(all_problems, config.data.on_bad)
         if any(problem.severity == "error" for problem in all_problems):
             logger.warning("%s", summarise(all_problems))
         elif all_problems:
             num_warnings = count_text(len(all_problems), "warning")
             logger.info("%s about the data; `maskfleet data inspect` gives details", num_warnings)
-        raise_for(all_problems, config.data.on_bad)
         broken = [sorted(bad_images(of_store)) for of_store in problems]
     return [set(ids) for ids in ranks.broadcast(broken)]
 

@@ -25,7 +25,7 @@ from maskfleet.errors import ConfigError, TrainingError
 from maskfleet.evaluation.report.record import IMAGES_PER_GPU
 from maskfleet.inference.device import chosen_device, keep_compiled_code, local_device
 from maskfleet.inference.runner import detection_runner
-from maskfleet.log import close_logging, count_text, logger, setup_logging
+from maskfleet.log import close_logging, count_text, errors_in_file, logger, setup_logging
 from maskfleet.model.build import build_mask_rcnn
 from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.model.weights import labels_of, load_weights, save_weights
@@ -95,7 +95,7 @@ def train(
         with claimed(run_dir, config, ranks, wait_s=wait_s):
             setup_logging(run_dir, worker.rank)
             try:
-                with ExitStack() as stack:
+                with errors_in_file(), ExitStack() as stack:
                     return _train(config, run_dir, ranks, chosen, stack)
             finally:
                 close_logging()
