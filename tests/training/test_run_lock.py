@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from processes import ENV, LONG_S, command, prepared
 
+from maskfleet.config.base import replaced
 from maskfleet.config.run import RunConfig
-from maskfleet.errors import ConfigError
+from maskfleet.errors import ConfigError, TrainingError
 from maskfleet.training.distributed import Ranks, Worker
-from maskfleet.training.run_lock import claimed
+from maskfleet.training.run import train
+from maskfleet.training.run_lock import claimed, refused_paths
 
 ALONE = Ranks(Worker(), None)
 HOLD = """
@@ -72,3 +74,20 @@ def test_who_may_not_wait_is_told_at_once_and_what_fails_inside_lets_go(tmp_path
         raise KeyError
     with claimed(tmp_path, micro, ALONE):
         pass
+
+
+@pytest.mark.slow
+def test_a_folder_in_the_place_of_a_file_is_an_error_also_in_the_log(tmp_path: Path, micro: RunConfig) -> None:
+    short = replaced(micro, {"train.epoch_schedule": ((1, None),), "eval.every_epochs": 0})
+    path = tmp_path / "environment.json"
+    path.mkdir()
+    with pytest.raises(TrainingError, match=f"cannot use {path}: Is a directory"):
+        train(short, tmp_path)
+    assert f"cannot use {path}: Is a directory" in (tmp_path / "log.txt").read_text()
+    path.rmdir()
+    train(short, tmp_path)  # the remedy
+
+
+def test_a_file_server_that_fails_is_not_called_a_wrong_path() -> None:
+    with pytest.raises(OSError, match="Input/output error"), refused_paths():
+        raise OSError(errno.EIO, "Input/output error", "metrics.jsonl")

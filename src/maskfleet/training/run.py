@@ -55,7 +55,7 @@ from maskfleet.training.ranks.agreement import (
 )
 from maskfleet.training.ranks.per_host import newest_snapshot
 from maskfleet.training.ranks.transport import recorded_nccl_log, report_transport
-from maskfleet.training.run_lock import claimed
+from maskfleet.training.run_lock import claimed, refused_paths
 from maskfleet.training.schedule import Schedule, schedule_for
 from maskfleet.training.sizing.auto import with_known_images
 from maskfleet.training.state import Parts, Progress, position_of, restore, tensors_to_save
@@ -95,7 +95,7 @@ def train(
         with claimed(run_dir, config, ranks, wait_s=wait_s):
             setup_logging(run_dir, worker.rank)
             try:
-                with errors_in_file(), ExitStack() as stack:
+                with errors_in_file(), refused_paths(), ExitStack() as stack:
                     return _train(config, run_dir, ranks, chosen, stack)
             finally:
                 close_logging()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from maskfleet.config.load import write_run_file
 from maskfleet.config.run import RunConfig
-from maskfleet.errors import ConfigError, MaskfleetError
+from maskfleet.errors import ConfigError, MaskfleetError, TrainingError
 from maskfleet.log import logger
 from maskfleet.system.lock import LockHeldError, NoLocksError, locked
 from maskfleet.training.distributed import Ranks
+
+_REFUSED = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @contextmanager
@@ -26,6 +29,20 @@ def claimed(run_dir: Path, config: RunConfig, ranks: Ranks, *, wait_s: float = 0
         if failure is not None:
             raise ConfigError(failure[0], remedy=failure[1])
         yield
+
+
+@contextmanager
+def refused_paths() -> Iterator[None]:
+    """Turn a path that cannot be used because of what is there into an error; others may pass, such as I/O errors."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _REFUSED or error.filename is None:
+            raise
+        raise TrainingError(
+            f"cannot use {error.filename}: {error.strerror}",
+            remedy="move away what is there or get write access to it, then start the same command again to continue",
+        ) from error
 
 
 def _failure(stack: ExitStack, run_dir: Path, config: RunConfig, wait_s: float) -> tuple[str, str] | None:
