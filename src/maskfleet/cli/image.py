@@ -36,6 +36,10 @@ def build(
     pip_args: Annotated[
         str | None, typer.Option(help="More arguments for pip in the build, such as another index.")
     ] = None,
+    compiled: Annotated[
+        list[Path] | None,
+        typer.Option(help="File of `maskfleet cache save`, which spares runs the compiler; may be repeated."),
+    ] = None,
     tool: ToolOption = None,
 ) -> None:
     """Build the training image from this version of maskfleet; prints its name."""
@@ -44,7 +48,7 @@ def build(
     from maskfleet.infra.images.builder import find_builder
     from maskfleet.launch.wheel import built_wheel
 
-    options = BuildOptions(not cpu, efa, efa_installer, base, pip_args, notebook)
+    options = BuildOptions(not cpu, efa, efa_installer, base, pip_args, notebook, _named(compiled or []))
     builder = find_builder(tool, env=os.environ)
     _say(f"building with {builder.name}")
     _, name, content = built_wheel()
@@ -116,3 +120,12 @@ def _tags(tags: tuple[str, ...]) -> str:
 
 def _say(text: str) -> None:
     err.print(text, markup=False)
+
+
+def _named(compiled: list[Path]) -> dict[str, Path]:
+    """Files of compiled code by the names under which runs find them; without any, torch is not imported."""
+    if not compiled:
+        return {}
+    from maskfleet.training.background.shared import named_for_runs
+
+    return named_for_runs(compiled)

@@ -13,6 +13,8 @@ STORE_SOCKET = "MASKFLEET_STORE_SOCKET"  # number of the listening socket that r
 ATTEMPT = "MASKFLEET_ATTEMPT"  # its number: ranks of different attempts never meet
 HOSTS = "MASKFLEET_HOSTS"  # names of the hosts and how many ranks each has, in order, as JSON
 
+COMPILED_CODE = "MASKFLEET_COMPILED_CODE"  # folder of compiled code that runs on other machines share
+
 
 def hosts_value(hosts: Sequence[tuple[str, int]]) -> str:
     """The value of HOSTS for (name, number of ranks) of each host."""

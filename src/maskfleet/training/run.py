@@ -30,13 +30,12 @@ from maskfleet.model.build import build_mask_rcnn
 from maskfleet.model.mask_rcnn import MaskRCNN
 from maskfleet.model.weights import labels_of, load_weights, save_weights
 from maskfleet.model.weights.checkpoint import Snapshot, weights_of
-from maskfleet.training.background.artifacts import FILE_NAME as ARTIFACTS
-from maskfleet.training.background.artifacts import load_if_there
 from maskfleet.training.background.child import CompileJob, compile_jobs
 from maskfleet.training.background.children import Children
 from maskfleet.training.background.compiled_before import mark_compiled
 from maskfleet.training.background.runner import Runner, SwitchingRunner, Tools, make_switching_runner
 from maskfleet.training.background.save import record_jobs
+from maskfleet.training.background.shared import files_to_write, load_compiled
 from maskfleet.training.checkpoint import CheckpointStore
 from maskfleet.training.distributed import Ranks, Timeouts, Worker, joined, worker_from_env
 from maskfleet.training.loop import Run, fit
@@ -213,7 +212,7 @@ def _runner(
         _exchange_compiled_code(run_dir, jobs, ranks)
     with ranks.reporting_lost_ranks("preparing the first step"):
         if shapes is not None and when == "later":
-            saving = run_dir / ARTIFACTS if ranks.worker.is_chief else None
+            saving = files_to_write(jobs, run_dir) if ranks.worker.is_chief else []
             tools = Tools(start=partial(Children, save_to=saving))
             return make_switching_runner(parts.model, parts.optimizer, settings, shapes, ranks, tools)
         compile = when == "first"
@@ -232,10 +231,10 @@ def _validator(
 
 
 def _exchange_compiled_code(run_dir: Path, jobs: Sequence[CompileJob], ranks: Ranks) -> None:
-    """Load what an earlier process of this run compiled, perhaps on another host, and say what this one compiles."""
+    """Load what another process compiled, perhaps on another host, and say what this one compiles."""
     keep_compiled_code(os.environ)
     if jobs and ranks.of_host().worker.is_chief:
-        load_if_there(run_dir / ARTIFACTS, torch.device(jobs[0].device))
+        load_compiled(jobs, run_dir)
     if jobs and ranks.worker.is_chief:
         record_jobs(run_dir, jobs)
 

@@ -6,7 +6,11 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from image_store import ImageStore, add_full_base, built, image_store
+import torch
+from image_store import COMPILED, ImageStore, add_full_base, built, image_store
+
+from maskfleet.training.background.artifacts import CompiledCanvas, write_artifacts
+from maskfleet.training.background.target import Target
 
 
 @pytest.fixture(scope="session")
@@ -22,4 +26,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageStore]:
 def train(store: ImageStore) -> str:
     """The name of the image, built on a base that has all dependencies."""
     add_full_base(store)
-    return built(store, "--base", "localhost/full", "--pip-args=--no-index --find-links=/wheels")
+    compiled = store.folder / "compiled.cache"
+    write_artifacts(compiled, Target.of(torch.device("cpu")), [CompiledCanvas(COMPILED, b"code")])
+    options = ("--compiled", str(compiled), "--pip-args=--no-index --find-links=/wheels")
+    return built(store, "--base", "localhost/full", *options)

@@ -15,7 +15,11 @@ from pathlib import Path
 import pytest
 
 from maskfleet.system.deploy_files import deploy_path
+from maskfleet.training.background.child import CompileJob
 from tools import ROOT
+
+# What the image brings compiled code for.
+COMPILED = CompileJob({}, 2, (64, 64), {"objects": 4}, masks=True, precision="fp32", device="cpu", split=False)
 
 STORAGE = '[storage]\ndriver = "vfs"\ngraphroot = "{folder}/store"\nrunroot = "{folder}/run"\n'
 NOT_TESTED = "NOT TESTED: a real build of the image"

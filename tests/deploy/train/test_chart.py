@@ -25,6 +25,7 @@ from train_release import (
     replica,
 )
 
+from maskfleet.system.rank_variables import COMPILED_CODE
 from pairwise import pairwise
 from tools import run_tool
 
@@ -168,6 +169,8 @@ def test_mpirun_counts_and_finds_the_ranks_as_the_operator_lists_them(tmp_path: 
     workers = [line.split()[0] for line in hostfile(job).splitlines()]
     env = environment(main_container(objects, "Launcher"))
     assert env["MASTER_ADDR"] == workers[0]
+    folder = Path(command[command.index("train", 20) + 1])
+    assert Path(env[COMPILED_CODE]) == folder.parent / ".compiled", "runs side by side share what they compile"
     [init] = replica(objects, "Launcher")["template"]["spec"]["initContainers"]
     assert argv(init)[-2:] == workers
     forwarded = [value for option, value in itertools.pairwise(command) if option == "-x"]

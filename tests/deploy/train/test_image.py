@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from image_store import ImageStore, built
+import torch
+from image_store import COMPILED, ImageStore, built
 from loopback_registry import loopback_registry
 from train_release import CHART
 
@@ -23,6 +24,8 @@ from maskfleet import __version__
 from maskfleet.infra.images.builder import Builder, BuildRequest
 from maskfleet.infra.images.record import BuiltImage, ImageJournal
 from maskfleet.system.deploy_files import deploy_path
+from maskfleet.training.background.shared import shared_name
+from maskfleet.training.background.target import Target
 from micro_run import MICRO
 from tools import ROOT, moto_server, run_tool
 
@@ -120,6 +123,23 @@ def test_the_image_has_the_programs_of_the_chart_no_key_and_no_compiler(
     store.inside(name, "/usr/bin/sed", "s/^/* /", "/tmp/key.pub")
     for program in ("train", "serve"):
         assert f"maskfleet sagemaker {program}" in (root / "usr" / "local" / "bin" / program).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_compiled_code_in_the_image_is_found_by_runs(store: ImageStore, container: tuple[str, Path]) -> None:
+    """By ordinary users, who may load code that they cannot change if it belongs to root."""
+    name, root = container
+    [path] = (root / "opt" / "maskfleet" / "compiled").iterdir()
+    assert path.name == shared_name([COMPILED], Target.of(torch.device("cpu")))
+    assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (0, 0o644)
+    inside = f"/opt/maskfleet/compiled/{path.name}"
+    code = (
+        "import sys; from pathlib import Path; from maskfleet.training.background.artifacts import expect_only_own\n"
+        "expect_only_own(Path(sys.argv[1]))"
+    )
+    store.inside(name, "python", "-c", code, inside)
+    assert "64 x 64" in store.inside(name, "maskfleet", "cache", "info", inside)
 
 
 @pytest.mark.slow

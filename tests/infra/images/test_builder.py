@@ -102,6 +102,13 @@ def test_the_context_has_what_the_dockerfiles_name_and_nothing_else(tool: FakeTo
     assert f"TRAIN_IMAGE={names[0]}" in notebook["argv"]
 
 
+def test_compiled_code_is_in_the_context_under_the_names_for_runs(tool: FakeTool, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(b"code")
+    built(tool, BuildOptions(gpu=False, compiled={"0123.cache": tmp_path / "mine"}))
+    context = set(json.loads((tool.folder / "context.json").read_text()))
+    assert {name for name in context if name.startswith("compiled/")} == {"compiled/0123.cache"}
+
+
 def test_a_damaged_copy_of_the_pinned_installer_is_refused(tool: FakeTool, tmp_path: Path) -> None:
     copy = tmp_path / PINNED.name
     copy.write_bytes(b"not it")

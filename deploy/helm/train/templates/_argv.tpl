@@ -7,6 +7,7 @@
 {{- define "train.environment" -}}
 {{- $facts := include "train.facts" . | fromJson -}}
 {{- $env := dict
+    "MASKFLEET_COMPILED_CODE" (printf "/%s/%s/.compiled" .Values.shared_fs .Values.log_dir)
     "MASTER_ADDR" (first $facts.workers)
     "MASTER_PORT" (.Values.rendezvous_port | int | toString)
     "NCCL_DEBUG" .Values.nccl_debug

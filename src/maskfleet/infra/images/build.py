@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from maskfleet import __version__
@@ -35,6 +35,7 @@ class BuildOptions:
     base: str | None = None
     pip_args: str | None = None
     notebook: bool = False
+    compiled: Mapping[str, Path] = field(default_factory=dict)  # files of compiled code, by the names for runs
 
 
 def build(
@@ -96,6 +97,10 @@ def _context(
         (context / "dist").mkdir()
         name, content = wheel
         (context / "dist" / name).write_bytes(content)
+        if options.compiled:
+            (context / "compiled").mkdir()
+            for name, file in options.compiled.items():
+                shutil.copyfile(file, context / "compiled" / name)
         if options.gpu and options.efa:
             source, digest = _installer(options, record, say)
             shutil.copyfile(source, context / source.name)

@@ -34,6 +34,7 @@ from maskfleet.launch.supervise.prepare import INCOMING, JOB_FILE
 from maskfleet.launch.supervise.status import tell_notes
 from maskfleet.launch.wheel import built_wheel
 from maskfleet.system.process import quoted, remote_line
+from maskfleet.system.rank_variables import COMPILED_CODE
 
 REMOTE = f"{LAUNCH}/remote"
 SETUP_S = 3600  # the first install of torch over a slow connection
@@ -91,6 +92,7 @@ class SshBackend(Backend):
             job.max_restarts,
             launch.rendezvous_port or 0,
             root,
+            env={COMPILED_CODE: f"{root if root.startswith(('/', '~')) else f'~/{root}'}/compiled"},
             hosts_command=launch.hosts_command or "",
         )
         files[f"{run_dir}/{RUN_FILE}{INCOMING}"] = job.run_yaml

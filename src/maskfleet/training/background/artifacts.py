@@ -97,16 +97,17 @@ def load_artifacts(path: Path, device: torch.device) -> Header:
     return header
 
 
-def load_if_there(path: Path, device: torch.device) -> None:
-    """Load `path` if it is there; a file that cannot be used is logged, and the step is compiled as without it."""
+def load_if_there(path: Path, device: torch.device) -> bool:
+    """Load `path` and return whether it was there and could be; what cannot be used is logged, and compiled again."""
     if not path.is_file():
-        return
+        return False
     try:
         header = load_artifacts(path, device)
     except MaskfleetError as error:
         logger.warning("compiled code is not loaded: %s", error.what)
-        return
+        return False
     logger.info("loaded compiled code for %d canvases from %s", len(header.canvases), path)
+    return True
 
 
 def expect_only_own(path: Path) -> None:

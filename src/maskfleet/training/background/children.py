@@ -50,7 +50,7 @@ class Children:
 
     jobs: Sequence[CompileJob]
     command: Sequence[str] = (sys.executable, "-P", "-m", "maskfleet.training.background.child")
-    save_to: Path | None = None  # file for all that was compiled
+    save_to: Sequence[Path] = ()  # files for all that was compiled
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     clock: Callable[[], float] = time.monotonic
 
@@ -79,9 +79,10 @@ class Children:
             self._fail(f"within {MAX_MINUTES:.0f} minutes")
         self._start_next()
         done = not self._running and not self._waiting
-        if done and not self._failure and self.save_to is not None:
-            self._save(self.save_to)
-            self.save_to = None
+        if done and not self._failure:
+            for path in self.save_to:
+                self._save(path)
+            self.save_to = ()
         return done, self._failure
 
     def write(self, path: Path) -> None:
