@@ -10,7 +10,7 @@ from strategies import run_configs
 
 from maskfleet.config import load as load_module
 from maskfleet.config.base import replaced
-from maskfleet.config.load import differences, dump, load, resolve, write_run_file
+from maskfleet.config.load import changes_of_run, differences, dump, load, resolve, write_run_file
 from maskfleet.config.recipes import RECIPES, recipe
 from maskfleet.config.run import RunConfig
 from maskfleet.errors import ConfigError
@@ -187,6 +187,14 @@ def test_a_run_without_results_does_not_occupy_its_directory(tmp_path: Path, res
     (tmp_path / result).write_text("{}")
     with pytest.raises(ConfigError, match="holds another run"):
         write_run_file(tmp_path, first)
+
+
+def test_sets_that_are_still_to_be_found_are_no_difference() -> None:
+    found = replaced(recipe("r50_fpn_1x"), {"data.train": ("train2017",)})
+    sought = replaced(found, {"data.train": ("auto",)})
+    assert changes_of_run(found, sought) == ""
+    assert changes_of_run(sought, found) == ""
+    assert "data.train" in changes_of_run(found, replaced(found, {"data.train": ("other",)}))
 
 
 def test_a_run_may_resume_with_moved_data_and_other_worker_and_checkpoint_settings(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def changes_of_run(old: RunConfig, new: RunConfig) -> str:
     return "\n".join(
         f"    {name}: there {was!r}, here {now!r}"
         for name, (was, now) in differences(old, new).items()
-        if not _is_free_to_change(name) and was != ["auto"]  # auto is replaced by the sets in data.root
+        if not _is_free_to_change(name) and ["auto"] not in (was, now)  # auto is replaced by the sets in data.root
     )
 
 

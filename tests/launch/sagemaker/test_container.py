@@ -14,7 +14,8 @@ from opt_ml import hyperparameters, opt_ml
 from typer.testing import CliRunner
 
 from maskfleet.cli.main import app
-from maskfleet.config.load import DEFAULT_RECIPE
+from maskfleet.config.load import DEFAULT_RECIPE, write_run_file
+from maskfleet.config.recipes import recipe
 from maskfleet.errors import ConfigError, LaunchError
 from maskfleet.launch.sagemaker.container.artifacts import copy_artifacts
 from maskfleet.launch.sagemaker.container.hyperparameters import run_config
@@ -118,6 +119,16 @@ def test_a_gpu_instance_whose_gpus_torch_does_not_see_is_a_failure_and_not_a_run
     file.write_text(json.dumps(resources | {"current_instance_type": "ml.new.large"}))
     with pytest.raises(ConfigError, match="nonsense"):
         train(tree, 1, gpus=0)
+
+
+def test_the_checkpoints_of_another_run_are_refused_with_what_helps_on_sagemaker(tmp_path: Path) -> None:
+    tree = Tree(opt_ml(tmp_path / "ml", tmp_path, settings={"recipe": "demo"}))
+    write_run_file(tree.run_dir, recipe("r50_fpn_1x"))
+    (tree.run_dir / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(LaunchError, match="holds another run") as caught:
+        train(tree, 1)
+    assert "another checkpoint_uri" in caught.value.remedy
+    assert "another checkpoint_uri" in tree.failure.read_text()
 
 
 def test_the_run_directory_is_the_log_channel_or_the_checkpoint_folder(tmp_path: Path) -> None:

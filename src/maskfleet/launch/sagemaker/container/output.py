@@ -42,12 +42,12 @@ class RelayedLines:
         head, text = f"{name}: ", "\n".join(words)
         space = MAX_FAILURE_BYTES - len(head.encode())
         # A traceback says most at its end; an error of ours at its beginning, and in its last line what to do.
-        return head + _shortened(
+        return head + shortened(
             text.removeprefix("error: "), space, start=0 if text.startswith("Traceback") else space // 2
         )
 
 
-def _shortened(text: str, space: int, *, start: int) -> str:
+def shortened(text: str, space: int, *, start: int) -> str:
     """At most `space` bytes of `text`: up to `start` from its beginning, the others from its end."""
     encoded, between = text.encode(), "\n…\n" if start else ""
     if len(encoded) <= space:

@@ -17,14 +17,15 @@ from contextlib import nullcontext
 from pathlib import Path
 from socket import socket
 
-from maskfleet.config.load import dump
-from maskfleet.errors import LaunchError, MaskfleetError
+from maskfleet.config.load import dump, refuse_another_run
+from maskfleet.config.run import RunConfig
+from maskfleet.errors import ConfigError, LaunchError, MaskfleetError
 from maskfleet.launch.instances import INSTANCES
 from maskfleet.launch.sagemaker.container.artifacts import copy_artifacts
 from maskfleet.launch.sagemaker.container.hyperparameters import run_config
 from maskfleet.launch.sagemaker.container.network import await_hosts, network_variables, own_address
-from maskfleet.launch.sagemaker.container.output import RelayedLines
-from maskfleet.launch.sagemaker.container.tree import Resources, Tree
+from maskfleet.launch.sagemaker.container.output import RelayedLines, shortened
+from maskfleet.launch.sagemaker.container.tree import MAX_FAILURE_BYTES, Resources, Tree
 from maskfleet.launch.supervise.child import POLL_S, STOPPED_CODES, RankProcesses, rank_variables
 from maskfleet.log import logger
 from maskfleet.system.network import listening_socket
@@ -53,7 +54,8 @@ def train(
             _expect_all_gpus(tree.resources(), gpus)
         return _train(tree, ranks_per_host, env, port)
     except MaskfleetError as error:
-        tree.write_failure(str(error))
+        # An error says first what happened, and at its end what to do.
+        tree.write_failure(shortened(str(error), MAX_FAILURE_BYTES, start=MAX_FAILURE_BYTES // 2))
         raise
     except Exception as error:
         tree.write_failure(f"{type(error).__name__}: {error}")
@@ -69,6 +71,7 @@ def _train(tree: Tree, ranks_per_host: int, env: Mapping[str, str], port: int) -
     run_file.write_text(dump(config), encoding="utf-8")
     run_dir = tree.run_dir if resources.index == 0 else tree.work / "run"
     run_dir.mkdir(parents=True, exist_ok=True)
+    _expect_own_run(run_dir, config)
     output = RelayedLines()
     argv = [sys.executable, "-m", "maskfleet", "train", str(run_dir), "--config", str(run_file)]
     with stop_request() as request:
@@ -95,6 +98,17 @@ def _train(tree: Tree, ranks_per_host: int, env: Mapping[str, str], port: int) -
         logger.error("%s ended with code %d", who, code)
     _keep(run_dir, tree.model, failed=code != 0)
     return code
+
+
+def _expect_own_run(run_dir: Path, config: RunConfig) -> None:
+    """LaunchError if SageMaker copied the checkpoints of another run to `run_dir`."""
+    try:
+        refuse_another_run(run_dir, config)
+    except ConfigError as error:
+        raise LaunchError(
+            error.what,
+            remedy="start the job with another checkpoint_uri, or with the settings of that run to continue it",
+        ) from error
 
 
 def _expect_all_gpus(resources: Resources, gpus: int) -> None:
