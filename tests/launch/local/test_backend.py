@@ -84,7 +84,7 @@ def test_launching_imports_no_torch(workshop: Workshop) -> None:
 
 @pytest.mark.slow
 def test_two_detached_runs_side_by_side_with_killed_ranks_end_alike(workshop: Workshop) -> None:
-    common = ("--ranks", "2", "-s", "train.epoch_schedule=[[20, null]]", "-s", "eval.every_epochs=0")
+    common = ("--ranks", "2", "-s", "train.epoch_schedule=[[40, null]]", "-s", "eval.every_epochs=0")
     first, second = (workshop.launched("--name", name, *common) for name in ("first", "second"))
     victim = run_dir_of(first)
     until(lambda: any(record["step"] >= 8 for record in read_metrics(victim)))
@@ -94,7 +94,7 @@ def test_two_detached_runs_side_by_side_with_killed_ranks_end_alike(workshop: Wo
     assert followed.stdout.rstrip().endswith("the run is done")
     workshop("logs", "-f", second)
     status = workshop.status(first)
-    assert (status["state"], status["restarts"], status["step"]) == ("done", 1, 60)
+    assert (status["state"], status["restarts"], status["step"]) == ("done", 1, 120)
     assert losses(victim) == losses(run_dir_of(second))
     assert processes_of(job_id(victim)) == []
 

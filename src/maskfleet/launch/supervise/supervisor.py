@@ -336,6 +336,7 @@ class Supervisor:
             self.heartbeats.send_last()
             return 128 + signal.SIGTERM
         remove_at_end(self.folder.run_dir, self.index, self._log_event)
+        self.heartbeats.send()  # it tells what no heartbeat has seen yet, which must not follow the last line
         self._log_event(f"the run is {outcome.state}{f': {outcome.why}' if outcome.why else ''}")
         self.state = outcome.state  # after the last line: `logs --follow` ends with this heartbeat
         self.heartbeats.send_last()
