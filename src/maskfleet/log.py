@@ -209,20 +209,21 @@ class _LogFile(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         error = sys.exc_info()[1]
-        if not isinstance(error, OSError):
+        if isinstance(error, OSError):
+            self._warn(error)
+        else:
             super().handleError(record)
-        elif not self._failed:
-            self._failed = True
-            logger.warning("cannot write the log %s: %s", self.baseFilename, error.strerror)
 
     def close(self) -> None:
         try:
             super().close()
-        except OSError:
-            self.handleError(_NOTHING)  # its last lines are lost
+        except OSError as error:  # its last lines are lost
+            self._warn(error)
 
-
-_NOTHING = logging.makeLogRecord({})
+    def _warn(self, error: OSError) -> None:
+        if not self._failed:
+            self._failed = True
+            logger.warning("cannot write the log %s: %s", self.baseFilename, error.strerror)
 
 
 def _file(path: Path) -> logging.Handler:

@@ -41,7 +41,7 @@ def refused_paths() -> Iterator[None]:
             raise
         raise TrainingError(
             f"cannot use {error.filename}: {error.strerror}",
-            remedy="move away what is there or get write access to it, then start the same command again to continue",
+            remedy="get access to it, or move away what is there, then start the same command again to continue",
         ) from error
 
 

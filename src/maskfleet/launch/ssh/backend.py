@@ -84,6 +84,7 @@ class SshBackend(Backend):
             make = [launch.python, f"{code}/environment.py", folder, f"{code}/{name}"]
             setup = [("ssh", first, "--", remote_line(make))]
         python = f"{folder.rstrip('/')}/bin/python"
+        own = root if root.startswith(("/", "~")) else f"~/{root}"  # ranks do not start in the home directory
         plan = Job(
             job.name,
             launch.starter,
@@ -92,7 +93,7 @@ class SshBackend(Backend):
             job.max_restarts,
             launch.rendezvous_port or 0,
             root,
-            env={COMPILED_CODE: f"{root if root.startswith(('/', '~')) else f'~/{root}'}/compiled"},
+            env={COMPILED_CODE: f"{own}/compiled"},
             hosts_command=launch.hosts_command or "",
         )
         files[f"{run_dir}/{RUN_FILE}{INCOMING}"] = job.run_yaml

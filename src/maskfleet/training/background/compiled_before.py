@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -44,7 +44,12 @@ def all_compiled_before(jobs: Iterable[CompileJob], env: Mapping[str, str] = os.
     return all(_mark(job, env).is_file() for job in jobs)
 
 
+def digest_of(jobs: Sequence[CompileJob], target: Target) -> str:
+    """A name for the compiled code of `jobs`, in this order, for `target`."""
+    content = {"jobs": [asdict(job) for job in jobs], "target": asdict(target)}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def _mark(job: CompileJob, env: Mapping[str, str], target: Target | None = None) -> Path:
-    content = {"job": asdict(job), "target": asdict(target or Target.of(torch.device(job.device)))}
-    name = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    name = digest_of([job], target or Target.of(torch.device(job.device)))
     return Path(env.get(CACHE_VARIABLE) or cache_folder("compiled", env), _FOLDER, name)

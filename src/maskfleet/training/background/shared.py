@@ -6,11 +6,8 @@ the sizes of batches and objects too, so that a name stands for a step and not f
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -21,7 +18,7 @@ from maskfleet.log import logger
 from maskfleet.system.rank_variables import COMPILED_CODE
 from maskfleet.training.background.artifacts import FILE_NAME, load_if_there, read_header
 from maskfleet.training.background.child import CompileJob
-from maskfleet.training.background.compiled_before import all_compiled_before
+from maskfleet.training.background.compiled_before import all_compiled_before, digest_of
 from maskfleet.training.background.target import Target
 
 IMAGE_FOLDER = Path("/opt/maskfleet/compiled")  # of our images; maskfleet image build --compiled
@@ -30,9 +27,7 @@ _NAME_DIGITS = 20
 
 def shared_name(jobs: Sequence[CompileJob], target: Target) -> str:
     """The name of the file with the compiled code of all `jobs` for `target`."""
-    content = {"jobs": [asdict(job) for job in jobs], "target": asdict(target)}
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    return f"{digest[:_NAME_DIGITS]}.cache"
+    return f"{digest_of(jobs, target)[:_NAME_DIGITS]}.cache"
 
 
 def named_for_runs(files: Iterable[Path]) -> dict[str, Path]:

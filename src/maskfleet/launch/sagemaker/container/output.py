@@ -9,7 +9,7 @@ from collections import deque
 from typing import BinaryIO
 
 from maskfleet.launch.explain import first_failure
-from maskfleet.launch.sagemaker.container.tree import MAX_FAILURE_BYTES
+from maskfleet.launch.sagemaker.container.tree import MAX_FAILURE_BYTES, shortened
 
 KEPT_LINES = 4000
 _FIRST_RANK = b"[rank0]: "
@@ -45,15 +45,6 @@ class RelayedLines:
         return head + shortened(
             text.removeprefix("error: "), space, start=0 if text.startswith("Traceback") else space // 2
         )
-
-
-def shortened(text: str, space: int, *, start: int) -> str:
-    """At most `space` bytes of `text`: up to `start` from its beginning, the others from its end."""
-    encoded, between = text.encode(), "\n…\n" if start else ""
-    if len(encoded) <= space:
-        return text
-    first = encoded[:start].decode(errors="ignore") + between
-    return first + encoded[len(first.encode()) - space :].decode(errors="ignore")
 
 
 def _ending(code: int) -> str:

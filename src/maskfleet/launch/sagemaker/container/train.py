@@ -24,8 +24,8 @@ from maskfleet.launch.instances import INSTANCES
 from maskfleet.launch.sagemaker.container.artifacts import copy_artifacts
 from maskfleet.launch.sagemaker.container.hyperparameters import run_config
 from maskfleet.launch.sagemaker.container.network import await_hosts, network_variables, own_address
-from maskfleet.launch.sagemaker.container.output import RelayedLines, shortened
-from maskfleet.launch.sagemaker.container.tree import MAX_FAILURE_BYTES, Resources, Tree
+from maskfleet.launch.sagemaker.container.output import RelayedLines
+from maskfleet.launch.sagemaker.container.tree import Resources, Tree
 from maskfleet.launch.supervise.child import POLL_S, STOPPED_CODES, RankProcesses, rank_variables
 from maskfleet.log import logger
 from maskfleet.system.network import listening_socket
@@ -54,8 +54,7 @@ def train(
             _expect_all_gpus(tree.resources(), gpus)
         return _train(tree, ranks_per_host, env, port)
     except MaskfleetError as error:
-        # An error says first what happened, and at its end what to do.
-        tree.write_failure(shortened(str(error), MAX_FAILURE_BYTES, start=MAX_FAILURE_BYTES // 2))
+        tree.write_failure(str(error))
         raise
     except Exception as error:
         tree.write_failure(f"{type(error).__name__}: {error}")

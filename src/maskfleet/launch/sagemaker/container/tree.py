@@ -94,9 +94,9 @@ class Tree:
         )
 
     def write_failure(self, text: str) -> None:
-        """Write why the job failed; text beyond SageMaker's limit is cut off."""
+        """Write why the job failed; beyond SageMaker's limit its beginning and its end, which says what to do."""
         self.failure.parent.mkdir(parents=True, exist_ok=True)
-        short = text.strip().encode()[:MAX_FAILURE_BYTES].decode(errors="ignore")
+        short = shortened(text.strip(), MAX_FAILURE_BYTES, start=MAX_FAILURE_BYTES // 2)
         self.failure.write_text(short, encoding="utf-8")
 
     def _channel(self, name: str) -> Path:
@@ -113,3 +113,12 @@ class Tree:
         if not isinstance(content, dict):
             raise LaunchError(f"{path} holds no JSON object", remedy="SageMaker writes one; correct the file")
         return content
+
+
+def shortened(text: str, space: int, *, start: int) -> str:
+    """At most `space` bytes of `text`: up to `start` from its beginning, the others from its end."""
+    encoded, between = text.encode(), "\n…\n" if start else ""
+    if len(encoded) <= space:
+        return text
+    first = encoded[:start].decode(errors="ignore") + between
+    return first + encoded[len(first.encode()) - space :].decode(errors="ignore")
