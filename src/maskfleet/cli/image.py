@@ -38,7 +38,9 @@ def build(
     ] = None,
     compiled: Annotated[
         list[Path] | None,
-        typer.Option(help="File of `maskfleet cache save`, which spares runs the compiler; may be repeated."),
+        typer.Option(
+            metavar="FILE", help="File of `maskfleet cache save`, which spares runs the compiler; may be repeated."
+        ),
     ] = None,
     tool: ToolOption = None,
 ) -> None:
